@@ -1,9 +1,10 @@
 """The workers of a job and the connections between them.
 
-A `Topology` describes the job, as read from its environment (TF_CONFIG, a ClusterResolver, Slurm,
-…). `meet` waits for all its workers and returns a `Session`, which exchanges small byte strings and
-detects lost workers. A `Membership` lets the remaining workers and newcomers form a new group with
-its own session. `connect` builds the `Mesh` over which a group of workers sends tensors. This
+A `Topology` describes a job. It is read from the environment of the process, for example from
+TF_CONFIG, from a ClusterResolver or from Slurm. `meet` waits for all workers of the job and returns
+a `Session`. The session exchanges small byte strings between the workers and detects lost workers.
+After a loss, a `Membership` lets the remaining workers and newcomers form a new group with a new
+session. `connect` builds a `Mesh`, the connections over which the workers send tensors. This
 package does not import TensorFlow.
 """
 

@@ -1,4 +1,4 @@
-"""The cluster: its workers in rank order, and this process's rank."""
+"""The description of a cluster: all workers in rank order, and the rank of this process."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ _REMEDY = 'Write it as "host:port", for example "10.0.0.7:2222" or "[fd00::7]:22
 
 
 def shown(value: object, limit: int = 200) -> str:
-    """Returns a value as quoted in an error message: its repr, truncated to `limit` characters."""
+    """Returns the repr of a value for an error message, truncated to `limit` characters."""
     text = repr(value)
     return text if len(text) <= limit else f"{text[:limit]}…"
 
@@ -21,13 +21,13 @@ def split(address: object, where: str = "the address") -> tuple[str, int]:
 
     Args:
         address: `"host:port"`, with an IPv6 host in brackets.
-        where: the name of the address in the error message.
+        where: the text that names the address in the error message.
 
     Returns:
         The host without brackets, and the port.
 
     Raises:
-        ClusterError: the address does not have this form.
+        ClusterError: `address` is not a valid `"host:port"`.
 
     Example:
         >>> split("[::1]:2222")
@@ -64,9 +64,9 @@ class Worker:
     """One process of the group.
 
     Attributes:
-        task_type: its job in TF_CONFIG, `"chief"` or `"worker"`.
-        task_index: its index within that job.
-        address: the `"host:port"` at which it listens; "" if it is not known yet.
+        task_type: the worker's job in TF_CONFIG, `"chief"` or `"worker"`.
+        task_index: the worker's index within that job.
+        address: the `"host:port"` at which the worker listens; "" if the address is not known yet.
     """
 
     task_type: str
@@ -83,12 +83,13 @@ class Topology:
     """The workers of the group in rank order, and this process's rank.
 
     Attributes:
-        workers: all processes of the group; the chief is rank 0. Empty for a single process
-            (without a cluster, or an evaluator, which is not part of the group).
+        workers: all processes of the group; the chief is rank 0. This is empty if there is no
+            cluster, or if this process is an evaluator. An evaluator is not part of the group.
         rank: this process's position in `workers`.
         task_type: this process's job, possibly `"evaluator"`; None without a cluster.
-        task_index: its index within that job; None without a cluster.
-        generation: how often the group has formed again in the same processes.
+        task_index: this process's index within that job; None without a cluster.
+        generation: the number of times that the group has formed again without a restart of its
+            processes.
 
     Example:
         >>> alone = Topology()
@@ -114,24 +115,24 @@ class Topology:
 
     @property
     def me(self) -> Worker:
-        """This process; requires a cluster."""
+        """The entry of this process in `workers`; raises IndexError without a cluster."""
         return self.workers[self.rank]
 
     @property
     def chief(self) -> Worker:
-        """Rank 0; requires a cluster."""
+        """The entry of rank 0 in `workers`; raises IndexError without a cluster."""
         return self.workers[0]
 
     @property
     def jobs(self) -> dict[str, list[str]]:
-        """The addresses by job, in TensorFlow's format; empty without a cluster."""
+        """The addresses of the workers by job, as in TF_CONFIG; empty without a cluster."""
         jobs: dict[str, list[str]] = {}
         for worker in self.workers:
             jobs.setdefault(worker.task_type, []).append(worker.address)
         return jobs
 
     def fingerprint(self) -> str:
-        """Returns a digest; equal for two processes exactly if cluster and generation are equal."""
+        """Returns a digest of `workers` and `generation`, so that processes can compare them."""
         text = ";".join(f"{w.task_type}:{w.task_index}={w.address}" for w in self.workers)
         if self.generation:
             text += f";generation={self.generation}"
@@ -144,12 +145,12 @@ _NO_SERVERS = "this strategy has no parameter servers ('ps'): every worker holds
 
 @dataclass(frozen=True)
 class Source:
-    """The names of the parts of a cluster description in error messages.
+    """The texts that tell the user in which place of the configuration an error is.
 
     Attributes:
-        cluster: the name of the jobs, for example `TF_CONFIG["cluster"]`.
-        task_type: the name of this process's job.
-        task_index: the name of its index.
+        cluster: the place of the jobs and addresses, for example `TF_CONFIG["cluster"]`.
+        task_type: the place of this process's job, for example `TF_CONFIG["task"]["type"]`.
+        task_index: the place of this process's index, for example `TF_CONFIG["task"]["index"]`.
     """
 
     cluster: str
@@ -161,17 +162,19 @@ def topology(jobs: Mapping[Any, Any], task_type: object, index: object, at: Sour
     """Validates a cluster description and puts the workers in rank order.
 
     Args:
-        jobs: maps each job to its addresses, a list or a dict of index to address.
+        jobs: maps each job to the addresses of its processes. The addresses are a list, or a dict
+            that maps an index to an address.
         task_type: this process's job.
-        index: its index in that job, an integer or its digits.
-        at: the names of these three in error messages.
+        index: this process's index in that job, as an integer or as a string of digits.
+        at: the places of `jobs`, `task_type` and `index` in the configuration, for error messages.
 
     Returns:
-        The topology, with the workers in rank order and the chief first; without workers for an
-        evaluator.
+        The topology. The workers are in rank order, and the chief is the first one. If this process
+        is an evaluator, the topology has no workers.
 
     Raises:
-        ClusterError: the description is invalid; the message says where, and how to fix it.
+        ClusterError: the description is invalid. The message names the place of the error and
+            explains how to fix it.
 
     Example:
         >>> at = Source("cluster", "type", "index")
@@ -207,7 +210,7 @@ def _listed() -> str:
 
 
 def _addresses(jobs: Mapping[Any, Any], at: Source) -> dict[str, list[str]]:
-    """Returns the validated addresses of each job, in order."""
+    """Validates the addresses of all jobs; returns the addresses of each job in index order."""
     addresses: dict[str, list[str]] = {}
     places: dict[tuple[str, int], str] = {}
     for job, entries in jobs.items():
@@ -240,7 +243,7 @@ def _addresses(jobs: Mapping[Any, Any], at: Source) -> dict[str, list[str]]:
 
 
 def _entries(entries: object, where: str) -> list[str]:
-    """Returns a job's addresses in index order, from a list or a dict of index to address."""
+    """Converts the addresses of one job to a list in index order."""
     if isinstance(entries, Mapping):
         numbered = {_number(key): address for key, address in entries.items()}
         if len(numbered) != len(entries) or set(numbered) != set(range(len(entries))):
@@ -286,7 +289,7 @@ def _index(index: object, job: str, addresses: Mapping[str, list[str]], at: Sour
 
 
 def _number(value: object) -> int | None:
-    """Returns the value as an index if it is an integer >= 0 or its digits; otherwise None."""
+    """Converts a non-negative integer or a string of digits to an index; returns None otherwise."""
     if isinstance(value, str) and value.isascii() and value.isdecimal():
         return int(value)
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
@@ -295,12 +298,14 @@ def _number(value: object) -> int | None:
 
 
 def port_of(first: int, addresses: Sequence[str], rank: int) -> int:
-    """Returns a port for a worker, counting up from the first one over the workers of its host.
+    """Returns the port of a worker, so that the workers of a host use different ports.
+
+    The first worker of each host uses the port `first`, the second one uses `first + 1`, and so on.
 
     Args:
-        first: the setting, the same on all workers.
-        addresses: `"host:port"` of every worker in rank order; empty for a single process.
-        rank: the worker's rank.
+        first: the port that the user has set, the same on all workers.
+        addresses: the `"host:port"` of every worker in rank order; empty for a single process.
+        rank: the rank of the worker.
 
     Example:
         >>> addresses = ["a:4000", "a:4001", "b:4000", "b:4001"]

@@ -1,4 +1,7 @@
-"""Status queries: any process may ask rank 0 about a running job."""
+"""Status queries: rank 0 reports the state of the job to observers.
+
+An observer is a process that does not belong to the job, such as `tfdist doctor`.
+"""
 
 import contextlib
 import json
@@ -29,15 +32,16 @@ _MAX_TEXT = 2000
 
 @dataclass(frozen=True)
 class RankState:
-    """The state of a rank as rank 0 sees it.
+    """The state of a rank, as it is known to rank 0.
 
     Attributes:
         rank: the rank.
-        worker: its name in messages.
-        silence: seconds since rank 0 last heard from the rank; None if it is not connected.
-        gone: the reason why the rank is not connected, such as "has left the job"; "" if it is
-            connected.
-        report: the rank's report; None if it did not answer in time.
+        worker: the name of the rank in messages.
+        silence: the number of seconds since rank 0 last received data from the rank. None if the
+            rank is not connected.
+        gone: the reason why the rank is not connected, such as "has left the job". "" if the rank
+            is connected.
+        report: the report of the rank. None if the rank did not answer in time.
     """
 
     rank: int
@@ -50,11 +54,11 @@ class RankState:
 def encode_answer(
     workers: Sequence[str], presences: Sequence[Presence], reports: dict[int, bytes]
 ) -> bytes:
-    """Returns the frame that answers an observer; it contains the reports unchanged.
+    """Returns the frame that answers an observer. The reports become the payload of the frame.
 
     Args:
         workers: the name of each rank in messages.
-        presences: the presence of each rank.
+        presences: for each rank, whether it is connected to rank 0.
         reports: the reports of the ranks that have answered, by rank.
     """
     ranks = [
@@ -66,7 +70,7 @@ def encode_answer(
 
 
 def decode_answer(header: framing.Header, payload: bytes) -> list[RankState]:
-    """Returns the states in an answer, in rank order.
+    """Decodes the frame that answers an observer; returns the states in rank order.
 
     Raises:
         WireError: the frame is not a valid answer.
@@ -93,7 +97,7 @@ def _is_entry(*values: Any) -> bool:
 
 
 def _report(text: bytes) -> dict[str, Any] | None:
-    """Decodes a report; the bytes that a rank sent may have any content."""
+    """Decodes the report of a rank, which may be malformed; None if the rank sent no report."""
     if not text:
         return None
     try:
@@ -113,7 +117,7 @@ _CHUNK = 64 * 1024
 
 
 class _Reply:
-    """An answer that is being sent to an observer."""
+    """An answer that has not been sent completely yet."""
 
     def __init__(self, sock: socket.socket, frame: bytes) -> None:
         self.sock = sock
@@ -121,7 +125,7 @@ class _Reply:
         self._rest = memoryview(frame)
 
     def advance(self) -> bool:
-        """Sends as much as possible without blocking; returns whether all has been sent."""
+        """Sends as much as possible without blocking; returns whether the answer is complete."""
         with contextlib.suppress(BlockingIOError):
             while self._rest:
                 self._rest = self._rest[self.sock.send(self._rest[:_CHUNK]) :]
@@ -129,15 +133,18 @@ class _Reply:
 
 
 class ObservationServer:
-    """Answers the observers of one period of listening, in the calling thread.
+    """Answers observers in the thread of the listener.
 
-    An observer sends only its handshake. Once it has proven the secret, it receives an answer, and
-    the connection ends. Observers that connect while the ranks are being asked share one answer.
+    The listener creates a new server each time that it starts to listen. An observer sends no
+    request. After the handshake, it receives an answer, and the connection is closed. To compute an
+    answer, rank 0 requests the reports of all ranks. Observers that connect while rank 0 waits for
+    these reports receive the same answer.
 
     Args:
-        selector: registers the connections, with a function to call as data.
+        selector: the selector of the listening thread. The data of each registered connection is
+            the function to call when the connection is ready.
         session: the session of rank 0.
-        wake: ends the selector's wait, from any thread.
+        wake: wakes the listening thread; can be called in any thread.
     """
 
     def __init__(
@@ -155,11 +162,11 @@ class ObservationServer:
 
     @property
     def is_busy(self) -> bool:
-        """Whether any observers wait for their answer."""
+        """Whether any observer still waits for its answer."""
         return bool(self._waiting or self._replies)
 
     def tick(self) -> None:
-        """Does any work that is due; call it after every wait."""
+        """Sends the answers that are ready, and drops slow observers; call it after every wait."""
         now = time.monotonic()
         if self._gathering and (self._gathering.is_complete or now >= self._deadline):
             frame = self._answer(self._gathering.reports)
@@ -181,7 +188,7 @@ class ObservationServer:
             sock.close()
 
     def admit(self, sock: socket.socket, hello: Identity) -> None:
-        """Accepts an observer, which is answered soon."""
+        """Accepts an observer; requests the reports of the ranks if no request is pending."""
         if len(self._waiting) + len(self._replies) >= _MAX_OBSERVERS:
             send_at_once(sock, framing.encode({"kind": "busy"}))
             sock.close()
@@ -202,7 +209,7 @@ class ObservationServer:
         if reply in self._replies:
             try:
                 ended = reply.advance()
-            except OSError:  # the observer is gone
+            except OSError:  # the observer has closed the connection
                 ended = True
             if ended:
                 self._end(reply)
@@ -218,19 +225,21 @@ _ME = "tfdist doctor"
 
 
 def ask(address: str, options: Options) -> list[RankState]:
-    """Requests the state of a job from rank 0, once and without disturbing the job.
+    """Requests the state of a running job from rank 0, without disturbing the job.
 
     Args:
-        address: rank 0's `"host:port"`, as in the workers' cluster.
-        options: the workers' `secret` and TLS options.
+        address: the `"host:port"` of rank 0 in the workers' cluster.
+        options: the options of the job. `secret` and the TLS options must be the same as those of
+            the workers.
 
     Returns:
         The states of the ranks, in rank order.
 
     Raises:
-        ClusterError: the address is invalid, or the job has another secret or version of tfdist.
-        TlsError: the two ends do not trust each other, or only one uses TLS.
-        RendezvousError: no process answers there, or it is not rank 0 of a job.
+        ClusterError: the address is invalid, or the job has a different secret or a different
+            version of tfdist.
+        TlsError: the two ends do not trust each other, or only one of them uses TLS.
+        RendezvousError: no process answers at the address, or the process is not rank 0 of a job.
 
     Example:
         >>> ask("10.0.0.1:8470", Options(secret="..."))[0].report["steps"]  # doctest: +SKIP
@@ -288,15 +297,17 @@ def _screen(theirs: Identity) -> None:
 
 
 def observe(session: Session, options: Options, announce: Announce = logger.warning) -> None:
-    """Makes rank 0 answer observers at its address while the workers do not need that address.
+    """Makes rank 0 answer observers at its address, except while the workers need that address.
 
-    This has no effect on other ranks, or if it is called again. Rank 0 answers no observers if
-    other hosts can reach a job that has neither a secret nor TLS, since they may be strangers.
+    This function has no effect on other ranks, or if it has already been called on rank 0. It also
+    has no effect if the job is not protected (see `is_closed`), because any process could then read
+    the state of the job.
 
     Args:
-        session: the session.
-        options: `secret` and the TLS options authenticate observers as they do workers.
-        announce: called with lines about rejected connections; writes to stderr by default.
+        session: the session of this process.
+        options: the job's options. `secret` and the TLS options authenticate the observers in the
+            same way as the workers.
+        announce: called with each message about a rejected connection; prints to stderr by default.
 
     Example:
         >>> from tfdist._src.cluster import Topology, meet

@@ -21,10 +21,10 @@ def from_environment(environ: Mapping[str, str] | None = None) -> Topology:
     """Reads the cluster from the environment variable TF_CONFIG.
 
     Args:
-        environ: variables to read; this process's environment by default.
+        environ: the environment variables; `os.environ` by default.
 
     Returns:
-        The topology; a single process if TF_CONFIG is not set.
+        The topology. If TF_CONFIG is not set, the topology describes a single process.
 
     Raises:
         ClusterError: TF_CONFIG is invalid; see `from_tf_config`.
@@ -39,17 +39,20 @@ def from_environment(environ: Mapping[str, str] | None = None) -> Topology:
 def from_tf_config(text: str | None) -> Topology:
     """Reads the cluster from the text of TF_CONFIG.
 
-    The chief is rank 0 and the workers follow in order; without a chief, worker 0 is rank 0. An
-    evaluator is not part of the group. Keys other than `cluster` and `task` are ignored.
+    The chief is rank 0, and the workers follow in the order of their indices. If the cluster has no
+    chief, worker 0 is rank 0. An evaluator is not part of the group. Keys other than `cluster` and
+    `task` are ignored.
 
     Args:
-        text: the JSON text; None, empty text, `{}` or an empty cluster mean a single process.
+        text: the JSON text. None, an empty text, `{}` and an empty cluster describe a single
+            process.
 
     Returns:
         The topology.
 
     Raises:
-        ClusterError: the text is invalid; the message names the problem, its place and the remedy.
+        ClusterError: the text is invalid. The message names the place of the error and explains how
+            to fix it.
 
     Example:
         >>> from_tf_config('{"cluster": {"worker": ["a:1", "b:1"]}, '
@@ -111,7 +114,7 @@ class ClusterSpec(Protocol):
     """The part of `tf.train.ClusterSpec` that tfdist uses."""
 
     def as_dict(self) -> Mapping[str, Any]:
-        """Returns the addresses of each job, as a list or a dict of index to address."""
+        """Maps each job to its addresses: a list, or a dict that maps an index to an address."""
 
 
 class ClusterResolver(Protocol):
@@ -126,20 +129,20 @@ class ClusterResolver(Protocol):
 
     @property
     def task_id(self) -> int | None:
-        """This process's index in that job."""
+        """This process's index within the job `task_type`."""
 
 
 def from_resolver(resolver: ClusterResolver) -> Topology:
     """Reads the cluster from a resolver.
 
     Args:
-        resolver: its `cluster_spec()`, `task_type` and `task_id` are used.
+        resolver: the resolver. Its `cluster_spec()`, `task_type` and `task_id` are read.
 
     Returns:
-        The topology; a single process if the cluster is empty.
+        The topology. If the cluster is empty, the topology describes a single process.
 
     Raises:
-        ClusterError: the resolver does not know this process's task, or describes an invalid
+        ClusterError: the resolver does not know the task of this process, or describes an invalid
             cluster.
 
     Example:

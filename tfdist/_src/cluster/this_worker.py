@@ -1,4 +1,4 @@
-"""This process's place in its job, for scripts: `tfdist.rank()`, `size()` and `is_chief()`."""
+"""Functions that tell a script its place in the job: `tfdist.rank()`, `size()`, `is_chief()`."""
 
 from tfdist._src.cluster.cluster_spec import Topology
 from tfdist._src.cluster.resolvers.registry import find
@@ -8,20 +8,26 @@ _is_admitted = True
 
 
 def note_joined(topology: Topology, *, is_admitted: bool = True) -> None:
-    """Records the job that this process has joined, or waits to join if not `is_admitted`."""
+    """Records the job of this process.
+
+    Args:
+        topology: the workers of the job, and the rank of this process.
+        is_admitted: whether this process has joined the job. If False, the process still waits to
+            be admitted to the job, which is already running.
+    """
     global _joined, _is_admitted
     _joined, _is_admitted = topology, is_admitted
 
 
 def rank() -> int:
-    """The rank of this worker, starting at 0; the chief is rank 0.
+    """Returns the rank of this worker, starting at 0; the chief is rank 0.
 
-    Until a strategy is created, it is read from the environment: from `TF_CONFIG`, or from the
-    variables of Slurm, mpirun and others. Ranks number workers, not devices: a worker with four
-    GPUs has one rank.
+    Until a strategy is created, the rank is read from the environment: from `TF_CONFIG`, or from
+    the variables of Slurm, mpirun or another engine. Each worker has one rank, even if the worker
+    has several GPUs.
 
     Raises:
-        ClusterError: the environment's description of the job is invalid.
+        ClusterError: the environment variables that describe the job are invalid.
 
     Example:
         >>> import tfdist
@@ -32,14 +38,14 @@ def rank() -> int:
 
 
 def size() -> int:
-    """The number of workers in the job; 1 without a cluster.
+    """Returns the number of workers in the job; 1 without a cluster.
 
-    Until a strategy is created, it is read from the environment: from `TF_CONFIG`, or from the
-    variables of Slurm, mpirun and others. The number of replicas on all devices of all workers is
-    `strategy.num_replicas_in_sync`.
+    Until a strategy is created, this number is read from the environment: from `TF_CONFIG`, or from
+    the variables of Slurm, mpirun or another engine. This function does not count devices. The
+    number of replicas on all devices of all workers is `strategy.num_replicas_in_sync`.
 
     Raises:
-        ClusterError: the environment's description of the job is invalid.
+        ClusterError: the environment variables that describe the job are invalid.
 
     Example:
         >>> import tfdist
@@ -50,12 +56,12 @@ def size() -> int:
 
 
 def is_chief() -> bool:
-    """Whether this is rank 0, the worker that writes files and prints on behalf of the job.
+    """Whether this worker is the chief, which writes files and prints on behalf of the job.
 
-    False for a process that waits to be admitted to a running job.
+    The chief is rank 0. The result is False if this process waits to be admitted to a running job.
 
     Raises:
-        ClusterError: the environment's description of the job is invalid.
+        ClusterError: the environment variables that describe the job are invalid.
 
     Example:
         >>> import tfdist
@@ -67,9 +73,11 @@ def is_chief() -> bool:
 
 
 def topology() -> Topology:
-    """Returns the job that this process has joined or, until then, the one in its environment.
+    """Returns the workers of the job and the rank of this process.
+
+    Until this process has joined a job, the topology is read from the environment.
 
     Raises:
-        ClusterError: the environment's description of the job is invalid.
+        ClusterError: the environment variables that describe the job are invalid.
     """
     return find().topology if _joined is None else _joined

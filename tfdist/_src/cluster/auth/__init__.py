@@ -1,1 +1,1 @@
-"""Identification and authentication of two workers when they connect."""
+"""Identifies and authenticates two workers when one of them connects to the other."""

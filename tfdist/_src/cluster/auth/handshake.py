@@ -1,11 +1,14 @@
 """Authenticates both ends of a new connection.
 
-Both ends prove that they have the job's secret, with an HMAC over everything sent so far. The
-dialer proves it first; only then does the listener send its own identity and proof. If the job has
-no secret, the secret is empty. With TLS, the proofs also cover the certificates of both ends, so
-that a process between the two ends cannot forward the proofs.
+The dialer is the end that opened the connection; the listener is the end that accepted it. Each end
+proves that it knows the job's secret. The proof is an HMAC of the messages that have been sent so
+far, with the secret as the key. The dialer sends its proof first. The listener sends its own
+identity and its own proof only after it has verified the dialer's proof. If the job has no secret,
+the key is the empty string. If the connection uses TLS, the proofs also cover the certificates of
+both ends. A man in the middle with another certificate can therefore not relay the proofs.
 
-The protocol is a generator that does no I/O, so one thread can run many handshakes concurrently.
+`dialing` and `listening` are generators that do no I/O. They yield the operations to perform, so
+one thread can run many handshakes concurrently.
 """
 
 import hashlib
@@ -36,23 +39,23 @@ def new_secret() -> str:
 
 
 def new_challenge() -> str:
-    """Returns a new random value for one connection; the peer's proof must cover it."""
+    """Returns a new random value for one connection, so that an old proof cannot be replayed."""
     return secrets.token_hex(_CHALLENGE_BYTES)
 
 
 def is_challenge(value: object) -> bool:
-    """Whether a value has the form of a challenge."""
+    """Whether a value has the type, length and digits of a challenge."""
     return type(value) is str and len(value) == 2 * _CHALLENGE_BYTES and _HEX.issuperset(value)
 
 
 def prove(secret: str, role: str, *transcript: bytes) -> str:
-    """Returns the proof of one end of a connection.
+    """Returns the proof that one end of a connection knows the secret.
 
     Args:
-        secret: the job's secret; "" for none.
-        role: the protocol and the end that proves itself, so that neither end's proof can be
-            reflected as the other's.
-        transcript: everything sent so far, including the challenges of both ends.
+        secret: the job's secret; "" if the job has no secret.
+        role: a text that names the protocol and the end that sends the proof. Because of this text,
+            an end cannot send the proof of the other end back as its own.
+        transcript: the messages sent so far, including the challenges of both ends.
 
     Returns:
         An HMAC-SHA256 (RFC 2104) in hexadecimal digits.
@@ -61,14 +64,18 @@ def prove(secret: str, role: str, *transcript: bytes) -> str:
         >>> prove("s", "dialer", b"a") == prove("s", "listener", b"a")
         False
     """
-    # Digests have a fixed length, so different transcripts never concatenate to the same bytes.
+    # The digests all have the same length, so two different transcripts never result in the same
+    # concatenation.
     parts = [hashlib.sha256(part).digest() for part in (role.encode(), *transcript)]
     key = secret.encode(errors="surrogateescape")
     return hmac.digest(key, b"".join(parts), "sha256").hex()
 
 
 def proves(proof: object, secret: str, role: str, *transcript: bytes) -> bool:
-    """Whether a value is the proof that `prove` returns; compares in constant time."""
+    """Whether `proof` is the proof that `prove` returns.
+
+    The two proofs are compared in constant time, so that the time reveals nothing about the secret.
+    """
     expected = prove(secret, role, *transcript).encode()
     return isinstance(proof, str) and hmac.compare_digest(
         proof.encode(errors="surrogatepass"), expected
@@ -89,11 +96,11 @@ AnswerAs = Callable[[Identity], Identity]
 
 @dataclass(frozen=True)
 class ReadBytes:
-    """Requests bytes from the peer.
+    """Asks the caller of the generator to read bytes from the connection.
 
     Attributes:
-        count: the number of bytes, which is bounded.
-        some: whether fewer bytes suffice; at least one byte is always needed.
+        count: the number of bytes to read. It has an upper limit, even if the peer is malicious.
+        some: whether the caller may read fewer bytes, but at least one.
     """
 
     count: int
@@ -102,21 +109,24 @@ class ReadBytes:
 
 @dataclass(frozen=True)
 class WriteBytes:
-    """Requests that these bytes be sent."""
+    """Asks the caller of the generator to send bytes to the peer."""
 
     data: bytes
 
 
 @dataclass(frozen=True)
 class Secure:
-    """Requests TLS; answered with the digests of this end's and the peer's certificate."""
+    """Asks the caller of the generator to perform the TLS handshake.
+
+    The caller sends the digests of this end's and the peer's certificate to the generator.
+    """
 
 
 Steps = Generator[ReadBytes | WriteBytes | Secure, bytes, Identity]
 
 
 class TlsMismatch(Exception):
-    """Only one of the two ends uses TLS."""
+    """Raised when only one of the two ends uses TLS."""
 
 
 def handshake(
@@ -131,27 +141,30 @@ def handshake(
 ) -> Identity:
     """Identifies the peer and authenticates both ends with the job's secret.
 
-    On a `TlsSocket`, all of this happens inside TLS, after both ends have verified each other's
-    certificates.
+    If `sock` is a `TlsSocket`, the two ends first perform the TLS handshake, in which they verify
+    each other's certificates. The identities and proofs are then sent over TLS.
 
     Args:
         sock: a newly established connection.
         mine: the identity of this process.
-        secret: the job's secret; "" for none.
+        secret: the job's secret; "" if the job has no secret.
         deadline: the `time.monotonic()` at which to give up.
         first: whether this process is the dialer.
-        admit: inspects the peer's identity once it is authenticated, and raises WireError to reject
-            it. A listener calls this before it sends its own proof.
-        name: how the dialer's messages refer to the peer.
+        admit: called with the peer's identity once the peer is authenticated; raises WireError to
+            reject the peer. If this process is the listener, this happens before it sends its own
+            proof.
+        name: the peer's name in the error messages of the dialer.
 
     Returns:
-        The peer's identity. Only its form, protocol and proof of the secret are checked.
+        The peer's identity. The handshake has verified that the peer knows the secret and that both
+        ends use the same protocol version. The caller must check the other fields.
 
     Raises:
-        ClusterError: this process dialed, and the peer has another secret or protocol.
-        TlsError: this process dialed, and one of the two ends does not trust the other or does not
-            use TLS.
-        WireError: the peer is not a tfdist worker, or was rejected.
+        ClusterError: this process is the dialer, and the peer has a different secret or protocol
+            version.
+        TlsError: this process is the dialer, and one of the two ends does not trust the other or
+            does not use TLS.
+        WireError: the peer is not a tfdist worker, or this process has rejected the peer.
         OSError: the connection ended, or the deadline passed.
     """
     tls = isinstance(sock, TlsSocket)
@@ -163,7 +176,7 @@ def handshake(
     except (TlsMismatch, ssl.SSLError) as error:
         if (problem := tls_problem(error)) is None:
             raise
-        # Let the peer read the error.
+        # Give the peer time to read the TLS error before the connection is closed.
         end_gently(sock)
         if first:
             raise dialer_error(error, mine, name) from None
@@ -171,13 +184,17 @@ def handshake(
 
 
 def dialer_error(error: Exception, mine: Identity, name: str) -> Exception:
-    """Returns the error to raise at the dialer; it names both ends if they cannot use TLS."""
+    """Returns the error that the dialer raises after a failed handshake.
+
+    If `error` is a problem with TLS, the result is a TlsError that names both ends. Otherwise, the
+    result is `error`.
+    """
     problem = tls_problem(error)
     return TlsError(f"{mine}: no TLS with {name}: {problem}.") if problem else error
 
 
 def tls_problem(error: Exception) -> str | None:
-    """Returns why two ends cannot use TLS, and the remedy; None for any other error."""
+    """Returns why two ends cannot use TLS and what to do about it; None for other errors."""
     if isinstance(error, TlsMismatch):
         return (
             f"{error}. Set TFDIST_TLS_CERTIFICATE, TFDIST_TLS_KEY and TFDIST_TLS_CA on all "
@@ -188,7 +205,7 @@ def tls_problem(error: Exception) -> str | None:
 
 
 def dialing(mine: Identity, secret: str, tls: bool, name: str, admit: Admit | None = None) -> Steps:
-    """The dialer's side of the handshake."""
+    """Performs the dialer's part of the handshake."""
     hello = framing.encode({"kind": "hello", **vars(mine), "challenge": new_challenge()})
     certificates: tuple[bytes, ...] = ()
     if tls:
@@ -236,14 +253,15 @@ def listening(
     admit: Admit | None = None,
     answer_as: AnswerAs | None = None,
 ) -> Steps:
-    """The listener's side of the handshake.
+    """Performs the listener's part of the handshake.
 
     Args:
         mine: the identity of this process.
         secret: the job's secret.
         tls: whether the connection uses TLS.
         admit: see `handshake`.
-        answer_as: returns the identity to present to an admitted peer; `mine` by default.
+        answer_as: called with the identity of an admitted peer; returns the identity that this
+            process sends to that peer. By default, this process sends `mine`.
     """
     certificates: tuple[bytes, ...] = ()
     magic = yield from _magic()
@@ -285,7 +303,7 @@ def listening(
 
 
 def _magic() -> Generator[ReadBytes | WriteBytes | Secure, bytes, bytes]:
-    """Reads the first bytes as they arrive, so that another protocol is detected immediately."""
+    """Reads the first bytes, and fails at the first byte that is not part of tfdist's protocol."""
     magic = b""
     while len(magic) < len(MAGIC):
         magic += yield ReadBytes(len(MAGIC) - len(magic), some=True)
@@ -295,7 +313,7 @@ def _magic() -> Generator[ReadBytes | WriteBytes | Secure, bytes, bytes]:
 
 
 def _frame() -> Generator[ReadBytes | WriteBytes | Secure, bytes, tuple[framing.Header, bytes]]:
-    """Reads a frame; returns its header and all of its bytes."""
+    """Reads a frame; returns the header of the frame and the bytes of the whole frame."""
     steps = framing.frame_steps(framing.HELLO_LIMIT)
     count = next(steps)
     said = b""
@@ -352,11 +370,14 @@ _REMEDY = (
 
 
 def is_closed(topology: Topology, options: Options) -> bool:
-    """Whether only authenticated processes, or only processes of this host, can connect to the job.
+    """Whether the job is protected from processes that do not belong to it.
+
+    A job is protected if it has a secret or uses TLS. It is also protected if all workers listen at
+    loopback addresses, because only processes of this host can connect to these addresses.
 
     Args:
-        topology: the job's workers. On loopback, only processes of this host reach them.
-        options: `secret` and the TLS options are used.
+        topology: the job's workers.
+        options: the job's options. Only `secret` and the TLS options are used.
 
     Example:
         >>> is_closed(Topology(), Options())
@@ -366,15 +387,16 @@ def is_closed(topology: Topology, options: Options) -> bool:
 
 
 def check_security(topology: Topology, options: Options, warn: Announce) -> None:
-    """Warns about a job that is open to strangers, or refuses it.
+    """Warns or raises an error if any process could connect to the job (see `is_closed`).
 
     Args:
         topology: the job's workers.
-        options: `security` selects the reaction; `secret` and the TLS options are used.
-        warn: called with the warning, on rank 0.
+        options: the job's options. `security` determines whether this function warns, raises an
+            error, or does nothing. `secret` and the TLS options are also used.
+        warn: called with the text of the warning. Only rank 0 warns.
 
     Raises:
-        ClusterError: the job is open, and `TFDIST_SECURITY=required`.
+        ClusterError: the job is not protected, and `TFDIST_SECURITY=required` is set.
     """
     if options.security == "none" or is_closed(topology, options):
         return
@@ -392,7 +414,7 @@ def check_security(topology: Topology, options: Options, warn: Announce) -> None
 
 
 def summary(topology: Topology, options: Options) -> str:
-    """Describes briefly how the job's processes authenticate one another."""
+    """Returns a short description of how the job's processes authenticate one another."""
     if options.tls:
         return "TLS certificates and a secret" if options.secret else "TLS certificates"
     if options.secret:

@@ -1,4 +1,4 @@
-"""The identity of a worker, and the checks that two workers belong to the same job."""
+"""The identities of workers, and functions that check if two workers belong to the same job."""
 
 from __future__ import annotations
 
@@ -34,20 +34,23 @@ _MAX_LENGTH = 512
 
 @dataclass(frozen=True)
 class Identity:
-    """The identity of one end of a connection. Its size does not depend on the number of workers.
+    """The identity that one end of a connection presents to the other end.
+
+    The size of an identity does not depend on the number of workers.
 
     Attributes:
-        protocol: the protocol version.
-        version: the tfdist version.
+        protocol: the version of tfdist's wire protocol.
+        version: the version of tfdist.
         fingerprint: `Topology.fingerprint()`.
-        rank: the claimed rank.
-        worker: its name in messages, such as `"worker 1 (10.0.0.2:2222)"`.
+        rank: the rank that the process claims to have.
+        worker: the name of the process in messages, such as `"worker 1 (10.0.0.2:2222)"`.
         host: the host name.
         pid: the process id.
-        nonce: a random text that distinguishes a process that connects again from a second process
-            with the same rank.
-        purpose: the purpose of the connection.
-        attempt: the number of earlier attempts to open the connection.
+        nonce: a random text. If two connections claim the same rank with different nonces, two
+            processes claim that rank. If the nonces are equal, the same process has connected
+            again.
+        purpose: the purpose of the connection, such as `JOIN`.
+        attempt: the number of earlier attempts of the process to open this connection.
     """
 
     protocol: int
@@ -78,12 +81,13 @@ class Identity:
 
     @classmethod
     def of_other(cls, name: str, purpose: str, number: int = 0) -> Identity:
-        """Returns the identity of a process that is not a worker, and does not know the cluster.
+        """Returns the identity of a process that is not a worker and does not know the cluster.
 
         Args:
-            name: its name in messages.
+            name: the name of this process in messages.
             purpose: the purpose of the connection.
-            number: its number among processes of its kind.
+            number: the number that stands in for the rank. It distinguishes this process from other
+                processes with the same purpose.
         """
         return cls(
             protocol=PROTOCOL,
@@ -99,10 +103,13 @@ class Identity:
 
     @classmethod
     def from_header(cls, header: Header) -> Identity:
-        """Decodes a hello; only its form is checked.
+        """Decodes the identity in the header of a "hello" frame, the first frame of a handshake.
+
+        This checks only the types and ranges of the fields. It does not check if the fields are
+        true.
 
         Raises:
-            WireError: the header is not a hello.
+            WireError: the header is not the header of a "hello" frame.
         """
         try:
             hello = cls(**{field.name: header[field.name] for field in fields(cls)})
@@ -121,7 +128,7 @@ class Identity:
 
     @property
     def kind(self) -> str:
-        """The plural noun for processes of its kind."""
+        """The noun by which messages refer to all processes with this purpose, in the plural."""
         return "hosts" if self.purpose == LAUNCH else "workers"
 
     def __str__(self) -> str:
@@ -129,7 +136,10 @@ class Identity:
 
 
 def _is_text(value: object) -> bool:
-    """Whether a value is safe to log: a stranger's text must not inject lines into the log."""
+    """Whether a value that a peer has sent is a short, printable text, which is safe to log.
+
+    A text with line breaks could add forged lines to the log.
+    """
     return type(value) is str and len(value) <= _MAX_LENGTH and value.isprintable()
 
 
@@ -146,7 +156,7 @@ def disagreement(topology: Topology, mine: Identity, theirs: Identity) -> Cluste
         theirs: the identity of the process that connected.
 
     Returns:
-        The error for both to raise; None if they match.
+        The error that both processes raise; None if they can belong to the same job.
     """
     if mine.version != theirs.version:
         return _different("versions", mine, mine.version, theirs, theirs.version)
@@ -162,9 +172,9 @@ def disagreement(topology: Topology, mine: Identity, theirs: Identity) -> Cluste
 
 
 def protocols_differ(mine: Identity, theirs: Identity) -> ClusterError | None:
-    """Returns the error for two processes if they have different protocols, else None.
+    """Returns the error for different protocol versions; None if the versions are equal.
 
-    Such processes cannot authenticate each other.
+    Two processes with different protocol versions cannot authenticate each other.
     """
     if mine.protocol == theirs.protocol:
         return None
@@ -189,7 +199,10 @@ def clusters_differ(difference: str) -> ClusterError:
 
 
 def entries(topology: Topology) -> list[Entry]:
-    """Returns the workers in rank order; then the generation, if the group has changed."""
+    """Returns an entry for each worker in rank order, and one for the generation if it is not 0.
+
+    The generation is 0 until the group has changed for the first time.
+    """
     workers = [(w.task_type, w.task_index, w.address) for w in topology.workers]
     generation = topology.generation
     return [*workers, ("generation", generation, "of the group")] if generation else workers
@@ -198,7 +211,13 @@ def entries(topology: Topology) -> list[Entry]:
 def first_difference(
     mine: Sequence[Entry], me: object, theirs: Sequence[Entry], them: object
 ) -> str:
-    """Describes the first entry that differs between two clusters, with both values.
+    """Returns a description of the first entry that differs between two clusters.
+
+    Args:
+        mine: the entries of one cluster.
+        me: the name of the process with this cluster.
+        theirs: the entries of the other cluster.
+        them: the name of the process with the other cluster.
 
     Example:
         >>> first_difference([("worker", 0, "a:1")], "x", [("worker", 0, "b:1")], "y")

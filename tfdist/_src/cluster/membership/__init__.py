@@ -1,1 +1,1 @@
-"""Membership: after losses and arrivals, the members of a group form its next generation."""
+"""Forms the next generation of a group after members are lost or new processes want to join."""

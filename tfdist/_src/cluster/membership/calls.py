@@ -18,11 +18,11 @@ from tfdist.errors import ClusterError
 
 
 class Calls:
-    """Calls other members from this process.
+    """Sends requests to other members, and authenticates both ends of each connection.
 
     Args:
-        topology: the cluster, with the name of this process for messages.
-        options: `secret` and the TLS options are used.
+        topology: the cluster. This process identifies itself with its entry in the cluster.
+        options: the job's options. Only `secret` and the TLS options are used.
 
     Raises:
         TlsError: the certificates are unusable.
@@ -34,12 +34,18 @@ class Calls:
         self._tls = Tls.load(options)
 
     def ask(self, address: str, header: Header, seconds: float) -> Header:
-        """Sends one request, and reads one frame.
+        """Sends a request to a member, and returns the header of the first frame of its answer.
+
+        Args:
+            address: the `"host:port"` of the member.
+            header: the request.
+            seconds: how long to wait for the connection, and for the answer.
 
         Raises:
-            OSError: no process answers there, or not in time.
-            WireError: the peer is not a worker of a job that can form a new group.
-            ClusterError, TlsError: the peer has another secret, version or certificate.
+            OSError: no process listens at the address, or the process does not answer in time.
+            WireError: the process at the address does not belong to a job that can form new groups.
+            ClusterError, TlsError: the process at the address has a different secret or a different
+                version of tfdist, or the two ends do not trust each other's certificates.
         """
         call = Call(self, address, header)
         try:
@@ -48,12 +54,12 @@ class Calls:
             call.close()
 
     def dial(self, address: str, deadline: float) -> socket.socket:
-        """Returns a connection, not authenticated yet; raises OSError."""
+        """Connects to an address, without authentication; raises OSError if that fails."""
         sock = connect(resolve(address), deadline)
         return close_on_fork(self._tls.wrap(sock, dialed=True) if self._tls else sock)
 
     def authenticate(self, sock: socket.socket, address: str, deadline: float) -> None:
-        """Authenticates both ends of a connection; raises as `ask` does."""
+        """Authenticates both ends of a connection; raises the same errors as `ask`."""
         admit = self._screen
         handshake(sock, self._mine, self._secret, deadline, first=True, admit=admit, name=address)
 
@@ -68,11 +74,11 @@ class Calls:
 
 
 class Call:
-    """One request; its connection may stay open until an event occurs.
+    """One request to a member. The connection stays open until the member has answered.
 
     Args:
-        calls: makes the call.
-        address: the member to call.
+        calls: opens and authenticates the connection.
+        address: the `"host:port"` of the member.
         header: the request.
     """
 
@@ -86,12 +92,12 @@ class Call:
         self._running = False
 
     def run(self, is_last: Callable[[Header], bool], seconds: float) -> Header:
-        """Calls the member, and reads frames until the last one.
+        """Sends the request, reads frames until the last one, and returns the header of that frame.
 
         Args:
-            is_last: whether a frame ends the call. It is called with each frame, so the caller can
-                also use it to watch the frames.
-            seconds: the longest silence.
+            is_last: called with the header of each frame; returns whether the frame is the last
+                one. The caller can also use this function to observe the other frames.
+            seconds: how long to wait for the connection, and for each frame.
 
         Raises:
             OSError, WireError, ClusterError, TlsError: see `Calls.ask`.
@@ -117,14 +123,14 @@ class Call:
                 self._running = False
 
     def take(self) -> socket.socket:
-        """Takes the connection of a call that has ended; `close` no longer closes it."""
+        """Returns the connection of a completed call; the caller must close the connection."""
         with self._lock:
             sock, self._sock = self._sock, None
         assert sock is not None
         return sock
 
     def close(self) -> None:
-        """Ends the call, from any thread: `run` raises OSError soon."""
+        """Ends the call. This can be called in any thread; `run` then raises OSError."""
         with self._lock:
             self._closed = True
             if self._sock is None:
@@ -132,6 +138,7 @@ class Call:
             if not self._running:
                 self._sock.close()
                 return
-            # Another thread reads the socket, so its descriptor must not be freed for reuse.
+            # Another thread still reads the socket. If this thread closed it, the system could give
+            # the same descriptor to another file.
             with contextlib.suppress(OSError):
                 socket.socket.shutdown(self._sock, socket.SHUT_RDWR)

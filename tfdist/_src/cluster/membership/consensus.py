@@ -1,9 +1,10 @@
-"""Single-decree Paxos for each generation: the members of a view decide on the next one.
+"""Decides on the next view of a group: the members of a view run single-decree Paxos.
 
-This module uses no sockets, threads, clocks or random numbers: messages in, messages out. An
-acceptor is the set of promises and votes of one member (`AcceptorState`). A proposer is one attempt
-of a member to have a view decided (`Proposer`). The last state of a dead member is read from its
-record, and counts as an answer that can no longer change.
+This module only computes the reply to each message. It uses no sockets, threads, clocks or random
+numbers. An acceptor is a member that promises and votes; `AcceptorState` contains its promises and
+votes. A proposer is one attempt of a member to get a view decided (`Proposer`). The last word of a
+member is its last `AcceptorState`. If the member is dead, the others read its last word from its
+record. A last word counts as the final answer of the member.
 """
 
 from __future__ import annotations
@@ -15,22 +16,26 @@ from tfdist._src.cluster.membership.view import View
 
 
 def may_go_on(view: Sequence[str], present: Collection[str], dead: Collection[str]) -> bool:
-    """Whether some members of a view may decide on the next one.
+    """Whether the members that are present form a quorum, which may decide on the next view.
 
-    Members do not count if they are dead for certain and their last word is known. Of the others,
-    more than half may decide, or exactly half if they include the first one, which breaks the tie.
+    The quorum is computed without the members in `dead`. More than half of the remaining members
+    form a quorum. Exactly half of them form a quorum if this half contains the first remaining
+    member.
 
-    No two decisions can contradict each other. A last word binds a proposer just as an answer does;
-    if it contains a promise to a higher ballot, the attempt that reads it fails. So only the
-    members that neither decision counts as dead matter: each decision has more than half of these
-    members, or both have the same half. A dead member with an unknown last word still counts,
-    because another group may already exist: the member may have admitted newcomers while a member
-    that is present here was suspended or disconnected.
+    Two decisions can never contradict each other, even if they count different members as dead. A
+    last word restricts a proposer in the same way as an answer. If the last word contains a promise
+    to a higher ballot, the attempt of the proposer fails. It is therefore sufficient to consider
+    the members that both decisions count as alive. Each of the two decisions was made by more than
+    half of these members, or both decisions were made by the same half.
+
+    A dead member with an unknown last word still counts as a member. Before its death, this member
+    may have formed another group with newcomers, while a member that is now present was suspended
+    or disconnected.
 
     Args:
         view: the members of the view, in rank order.
         present: the members that participate in the decision.
-        dead: the members that are dead for certain, with a known last word.
+        dead: the members that are known to be dead and have a known last word.
 
     Example:
         >>> may_go_on("abcd", "ab", ""), may_go_on("abcd", "cd", ""), may_go_on("abcd", "cd", "ab")
@@ -46,20 +51,20 @@ def may_go_on(view: Sequence[str], present: Collection[str], dead: Collection[st
 def is_hopeless(
     view: Sequence[str], present: Collection[str], dead: Collection[str], gone: Collection[str]
 ) -> bool:
-    """Whether the members present can never decide, regardless of how long they wait.
+    """Whether the members that are present can never become a quorum, even if they wait longer.
 
     Args:
         view: the members of the view, in rank order.
         present: the members that participate in the decision.
-        dead: the members that are dead for certain, with a known last word.
-        gone: the members that are dead for certain, with a lost last word.
+        dead: the members that are known to be dead and have a known last word.
+        gone: the members that are known to be dead and have lost their last word.
 
     Example:
         >>> is_hopeless("ab", "b", "", "a"), is_hopeless("ab", "b", "", "")
         (True, False)
     """
     known = {*present, *dead, *gone}
-    # Any other member may still appear, either as present or as dead with its last word.
+    # Each other member may still arrive, or turn out to be dead with a known last word.
     others = {member for member in view if member not in known}
     return not may_go_on(view, {*present, *others}, dead) and not may_go_on(
         view, present, {*dead, *others}
@@ -68,11 +73,13 @@ def is_hopeless(
 
 @dataclass(frozen=True, order=True)
 class Ballot:
-    """The number of an attempt; a member that has promised a ballot refuses all lower ones.
+    """The number of a proposer's attempt, by which attempts are ordered.
+
+    A member that has promised a ballot refuses all requests with a lower ballot.
 
     Attributes:
-        round: counts up.
-        rank: the proposer's rank, so that ballots are unique.
+        round: the number of the round. Each new attempt uses a higher round than all known ballots.
+        rank: the proposer's rank, so that two proposers never use the same ballot.
     """
 
     round: int
@@ -88,8 +95,8 @@ class Vote:
     """A view that a member has accepted.
 
     Attributes:
-        ballot: the attempt.
-        view: the view that was proposed.
+        ballot: the ballot of the attempt that proposed the view.
+        view: the proposed view.
     """
 
     ballot: Ballot
@@ -98,7 +105,7 @@ class Vote:
 
 @dataclass(frozen=True)
 class Prepare:
-    """Asks a member to promise to refuse lower ballots, and to report its vote."""
+    """Asks a member to refuse all lower ballots from now on, and to report its vote."""
 
     view: View
     ballot: Ballot
@@ -106,7 +113,7 @@ class Prepare:
 
 @dataclass(frozen=True)
 class Accept:
-    """Asks a member of a view to vote for the next one."""
+    """Asks a member of `view` to vote for `proposal` as the next view."""
 
     view: View
     ballot: Ballot
@@ -115,7 +122,7 @@ class Accept:
 
 @dataclass(frozen=True)
 class Promise:
-    """The member participates in a ballot, and reports its vote, if any."""
+    """The reply of a member that promises to refuse lower ballots and reports its vote, if any."""
 
     ballot: Ballot
     accepted: Vote | None
@@ -123,14 +130,14 @@ class Promise:
 
 @dataclass(frozen=True)
 class Accepted:
-    """The member has accepted the proposal."""
+    """The reply of a member that has accepted the proposal."""
 
     ballot: Ballot
 
 
 @dataclass(frozen=True)
 class Refused:
-    """The member has promised a higher ballot."""
+    """The reply of a member that has already promised a higher ballot."""
 
     ballot: Ballot
     promised: Ballot
@@ -138,7 +145,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class Decided:
-    """A view that has been decided, of the requested generation or a later one."""
+    """The reply of a member that knows a decided view of the requested or a later generation."""
 
     view: View
 
@@ -149,14 +156,15 @@ Reply = Promise | Accepted | Refused | Decided
 
 @dataclass(frozen=True)
 class AcceptorState:
-    """The state of a process as an acceptor; immutable, and replaced at each change.
+    """The promises and votes of a process. Each change creates a new object.
 
     Attributes:
-        view: the last decided view known here that includes this process; None while the process
+        view: the latest decided view that the process knows and belongs to. None while the process
             waits to be admitted.
-        promised: the lowest ballot that it does not refuse, for the next generation.
-        accepted: its vote for the next generation.
-        excluded: a later view, decided without this process.
+        promised: the highest ballot for the next generation that the process has promised. The
+            process refuses lower ballots.
+        accepted: the vote of the process for the next generation, if any.
+        excluded: a decided view that is later than `view` and does not contain the process, if any.
     """
 
     view: View | None = None
@@ -165,10 +173,10 @@ class AcceptorState:
     excluded: View | None = None
 
     def learn(self, view: View, me: str) -> AcceptorState:
-        """Returns the state after a process has learned of a decided view."""
+        """Returns the state of the process `me` after it has learned of a decided view."""
         if view.rank(me) is None:
             known = self.excluded or self.view
-            # A process that waits to be admitted is not excluded by a view without it.
+            # A process that still waits to be admitted does not count as excluded from a view.
             if self.view is None or (known and known.generation >= view.generation):
                 return self
             return replace(self, excluded=view)
@@ -184,7 +192,8 @@ class AcceptorState:
             me: the incarnation of this process.
 
         Returns:
-            The new state, and the reply; None if the request is not for this process.
+            The new state, and the reply. The reply is None if the request concerns a view that this
+            process does not belong to.
         """
         after = self.learn(request.view, me)
         if after.view is None or request.view.rank(me) is None:
@@ -204,21 +213,24 @@ class AcceptorState:
 
 
 class Proposer:
-    """One attempt of a member to have the next view decided.
+    """One attempt of a member to get the next view decided.
 
-    It may propose a view once a quorum has promised (`may_go_on`), and decides once a quorum has
-    accepted. The caller chooses for which other members to wait before it proposes, and how long.
+    A view may be proposed once a quorum of members has promised the ballot (see `may_go_on`). The
+    view is decided once a quorum of members has accepted it. The caller may wait for more promises
+    before it calls `propose`.
 
     Args:
-        view: the present view; its members decide on the next one.
-        ballot: the attempt.
+        view: the current view. Its members decide on the next view.
+        ballot: the ballot of this attempt.
 
     Attributes:
-        decided: the outcome, if any; it may be of another attempt, or of a later generation.
-        overruled: a higher ballot that has made this attempt futile, if any.
-        promised: the members that have promised.
-        accepted: the members that have accepted.
-        dead: the members that are dead for certain, with a known last word.
+        decided: the decided view, if any. Another attempt may have decided this view, and its
+            generation may be later than the next one.
+        overruled: the higher ballot of another attempt, if a member has promised such a ballot.
+            This attempt can then no longer succeed.
+        promised: the members that have promised this ballot.
+        accepted: the members that have accepted the proposal.
+        dead: the members that are known to be dead and have a known last word.
         proposal: the proposed view, if any.
     """
 
@@ -235,7 +247,7 @@ class Proposer:
 
     @property
     def request(self) -> Request:
-        """The request to send: `Prepare` to all members, then `Accept` to members that promised."""
+        """The next request: `Prepare` for all members, then `Accept` for members that promised."""
         if self.proposal is None:
             return Prepare(self.view, self.ballot)
         return Accept(self.view, self.ballot, self.proposal)
@@ -247,11 +259,15 @@ class Proposer:
 
     @property
     def bound(self) -> View | None:
-        """The view that must be proposed, because it may already be decided; None for any view."""
+        """The view that must be proposed; None if the proposer may propose any view.
+
+        This is the view of the vote with the highest ballot that the members have reported. An
+        earlier attempt may already have decided it.
+        """
         return self._bound.view if self._bound else None
 
     def propose(self, view: View) -> None:
-        """Proposes a view; if `bound` is not None, proposes that view instead.
+        """Proposes `bound` if it is not None, or else `view`.
 
         Raises:
             ValueError: too few members have promised, or a view has already been proposed.
@@ -261,7 +277,7 @@ class Proposer:
         self.proposal = self.bound or view
 
     def receive(self, member: str, reply: Reply) -> None:
-        """Processes a member's reply; replies may arrive in any order, and repeatedly."""
+        """Processes a member's reply. Replies may arrive in any order and more than once."""
         if isinstance(reply, Decided):
             if reply.view.generation > self.view.generation:
                 self._decide(reply.view)
@@ -277,17 +293,17 @@ class Proposer:
             self._check()
 
     def bury(self, member: str, last_word: AcceptorState) -> None:
-        """Processes the last word of a member that is dead for certain."""
+        """Processes the last word of a member that is known to be dead."""
         view = last_word.view
         if view is None or view.generation < self.view.generation:
-            last_word = AcceptorState(self.view)  # the member did not know of the view
+            last_word = AcceptorState(self.view)  # it died before it learned of the view
         elif view.generation > self.view.generation:
             self._decide(view)
             return
         if last_word.excluded and last_word.excluded.generation > self.view.generation:
             self._decide(last_word.excluded)
             return
-        # The member cannot promise any more, but it may have promised a higher ballot than this.
+        # The dead member makes no more promises, but it may already have promised a higher ballot.
         if last_word.promised > self.ballot:
             self._overrule(last_word.promised)
             return
@@ -315,7 +331,11 @@ class Proposer:
 
 
 def next_ballot(rank: int, known: Sequence[Ballot]) -> Ballot:
-    """Returns the lowest ballot of a proposer that is higher than all known ones.
+    """Returns a ballot that is higher than all known ballots.
+
+    Args:
+        rank: the rank of the proposer that uses the ballot.
+        known: the ballots that the proposer knows.
 
     Example:
         >>> next_ballot(2, [Ballot(4, 3)])

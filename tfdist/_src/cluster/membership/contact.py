@@ -1,4 +1,4 @@
-"""Keeps asking another member until it answers, and collects evidence about it meanwhile."""
+"""Repeats a request to another member until it answers, and checks if the member is alive."""
 
 import threading
 import time
@@ -21,23 +21,24 @@ Witnesses = Callable[[Member], Iterable[Member]]
 
 
 class MemberProbe:
-    """Asks one member, in a separate thread.
+    """Sends a request to one member in a separate thread, again and again until it answers.
 
     Args:
-        node: this process.
-        calls: how to call.
-        member: the member to ask.
+        node: the state of this process as a member.
+        calls: opens the connections.
+        member: the member that receives the request.
         header: the request.
-        is_last: whether a frame is the answer.
+        is_last: called with the header of each frame; returns whether the frame is the answer.
         patience: how long the member may be silent.
         witnesses: see `Witnesses`.
-        again: seconds after an answer until the member is asked again; None to ask only once.
+        again: seconds after an answer until the request is sent again; None to stop after the first
+            answer.
 
     Attributes:
-        evidence: the evidence about the member.
-        answer: its answer.
-        last_word: its last word, if it is dead and the last word is known.
-        call: the call that was answered.
+        evidence: the facts that are known about the member.
+        answer: the latest answer of the member; None until it has answered.
+        last_word: the last word of the member, if the member is dead and its last word is known.
+        call: the latest call. After an answer, `Call.take` returns the open connection.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class MemberProbe:
         threading.Thread(target=self._run, name="tfdist-contact", daemon=True).start()
 
     def stop(self) -> None:
-        """Ends the attempts; closes the connection of the answer, unless `Call.take` was called."""
+        """Ends the attempts and closes the connection, unless `Call.take` has returned it."""
         self._stopped.set()
         with self._node.changed:
             call = self.call
@@ -76,7 +77,8 @@ class MemberProbe:
             call.close()
 
     def _run(self) -> None:
-        # If a separate limit applies to a member that no process sees alive, look for it first.
+        # A shorter limit may apply if no process sees the member alive (`Patience.unseen`). Check
+        # before the first call if a process sees it.
         if self._patience.unseen is not None and self._seek(None):
             return
         pause = _PAUSES[0]
@@ -84,7 +86,7 @@ class MemberProbe:
             call = Call(self._calls, self.member.worker.address, self._header)
             with self._node.changed:
                 self.call = call
-            if self._stopped.is_set():  # `stop` may have closed only the previous call
+            if self._stopped.is_set():  # `stop` may have run before `self.call` was set
                 return
             try:
                 answer = call.run(self._watch, self._silence)
@@ -111,7 +113,7 @@ class MemberProbe:
             self._stopped.wait(self._again)
 
     def _watch(self, header: Header) -> bool:
-        """Notes a frame as a sign of life; returns whether it ends the call."""
+        """Records that the member has sent a frame; returns whether this frame ends the call."""
         now = time.monotonic()
         with self._node.changed:
             self.evidence = replace(self.evidence, refused_since=None, silent_since=now)
@@ -125,15 +127,15 @@ class MemberProbe:
 
     @property
     def _silence(self) -> float:
-        """The longest silence that is allowed during one attempt, in seconds."""
+        """The number of seconds for which the member may send no frame during one attempt."""
         unseen = self._patience.unseen
         return self._patience.silent if unseen is None or self.evidence.alive else unseen
 
     def _seek(self, error: Exception | None) -> bool:
-        """Checks whether the member is alive; returns whether it is dead for certain.
+        """Updates the evidence about the member; returns whether the member is known to be dead.
 
         Args:
-            error: the error of the failed attempt; None if there was no attempt.
+            error: the error of the attempt that has just failed; None before the first attempt.
         """
         now = time.monotonic()
         finding = self._find()
@@ -145,7 +147,7 @@ class MemberProbe:
             elif since is None:
                 since = None if isinstance(error, TimeoutError) else now
             elif before.alive and not finding.alive:
-                since = now  # refusals were excused while it was seen alive
+                since = now  # refusals did not count while the member was seen alive
             self.evidence = replace(
                 before, answered=False, refused_since=since, alive=finding.alive, sought=True
             )
@@ -155,7 +157,7 @@ class MemberProbe:
         return finding.dead
 
     def _rest(self, seconds: float) -> None:
-        """Pauses; ends at once if the member dies meanwhile."""
+        """Sleeps; returns early if the member runs on this machine and dies."""
         place = self.member.place
         if is_visible(place, self._node.member.place):
             is_dead(place, seconds)
@@ -163,19 +165,23 @@ class MemberProbe:
             self._stopped.wait(seconds)
 
     def _find(self) -> LivenessResult:
-        """Returns the finding of this process, or of a process on the member's machine."""
+        """Finds out if the member is dead: from its last word, the system, or other processes."""
         if word := self._node.last_word(self.member.incarnation):
             return LivenessResult(True, word)
         witnesses = [one.worker.address for one in self._witnesses(self.member)]
         return inspect(self._calls, self.member, self._node.member.place, witnesses)
 
     def _replaced(self, answer: Header) -> bool:
-        """Looks for the last word of a member after another process has answered at its address.
+        """Handles an answer of another process at the member's address.
 
-        The member is dead, because another process uses its address.
+        The member must be dead, because another process uses its address. This method looks for the
+        last word of the member.
+
+        Args:
+            answer: the answer of the other process, with its identity.
 
         Returns:
-            Whether to stop asking; otherwise, the last word may still be found.
+            Whether the search is complete. If False, the last word may still be found later.
         """
         finding = self._find()
         if finding.dead:

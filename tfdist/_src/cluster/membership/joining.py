@@ -43,7 +43,7 @@ class JobFound(Exception):
     """Raised when a running job is found.
 
     Attributes:
-        members: its members; the first one has answered.
+        members: the members of the job. The first one is the member that has answered.
     """
 
     def __init__(self, members: Sequence[Member]) -> None:
@@ -52,11 +52,11 @@ class JobFound(Exception):
 
 
 class JobSearch:
-    """Searches for a running job in the background: asks a few addresses every second.
+    """Searches for a running job in a background thread, which asks a few workers every second.
 
     Args:
-        calls: how to ask.
-        addresses: the addresses of workers that may become members of a running job.
+        calls: sends the requests.
+        addresses: the addresses of the workers to ask. They may become members of a running job.
     """
 
     def __init__(self, calls: Calls, addresses: Sequence[str]) -> None:
@@ -68,7 +68,7 @@ class JobSearch:
             threading.Thread(target=self._run, name="tfdist-search", daemon=True).start()
 
     def check(self) -> None:
-        """Raises the result, once there is one.
+        """Raises JobFound once the search has found a running job.
 
         Raises:
             JobFound: one of the workers is a member of a running job.
@@ -88,15 +88,16 @@ class JobSearch:
 
 
 def find(calls: Calls, addresses: Iterable[str]) -> tuple[Sequence[Member], TfdistError | None]:
-    """Asks all addresses at once, until a member of a running job answers.
+    """Asks several workers in parallel, until a member of a running job answers.
 
     Args:
-        calls: how to ask.
-        addresses: the addresses of workers that may be members of a running job.
+        calls: sends the requests.
+        addresses: the addresses of the workers, which may be members of a running job.
 
     Returns:
-        The members of its job, starting with the one that has answered. If there is none, an empty
-        sequence, and the first error, if any.
+        The members of the running job and None. The first member is the one that has answered. If
+        no member of a running job answers, the result is an empty sequence and the first
+        TfdistError of a request, or None if there was no such error.
     """
     answers: queue.Queue[Sequence[Member] | TfdistError] = queue.Queue()
 
@@ -128,7 +129,7 @@ def find(calls: Calls, addresses: Iterable[str]) -> tuple[Sequence[Member], Tfdi
 
 
 def _members(header: Header) -> Sequence[Member]:
-    """Returns the members that an answer names, starting with its sender."""
+    """Returns the members of the job from an answer, starting with the sender of the answer."""
     first = decode_member(header.get("member"))
     others = decode_view(header.get("view")).members
     return (first, *(one for one in others if one.incarnation != first.incarnation))
@@ -140,19 +141,20 @@ _PAUSE_SECONDS = 0.2
 def meet_or_join(
     topology: Topology, options: Options, announce: Announce = logger.info
 ) -> Session | Joiner:
-    """Meets the other workers of this process's cluster, or finds a running job to join.
+    """Starts a new job with the other workers of the cluster, or finds a running job to join.
 
-    The job may be found only while this process waits for the others: another worker that has also
-    just started may meanwhile be admitted to a running job.
+    This function first asks the other workers if they are members of a running job. If none of them
+    is, this process waits for the other workers, and keeps asking them. Another new worker may
+    be admitted to a running job at any time, and then leads this process to that job.
 
     Args:
-        topology: this process's cluster; in a running job, this process's entry becomes the entry
-            of the new member.
+        topology: the cluster of this process. If the process joins a running job, its own entry in
+            the cluster describes the new member.
         options: see `meet` and `Membership`.
-        announce: called with lines about the progress; writes to stderr by default.
+        announce: called with each progress message; prints to stderr by default.
 
     Returns:
-        The session of a starting job, or a `Joiner` that waits to be admitted to a running one.
+        The session of the new job, or a `Joiner` that waits to be admitted to a running job.
 
     Raises:
         ClusterError: see `meet`.
@@ -179,19 +181,20 @@ def meet_or_join(
 def join_running(
     topology: Topology, options: Options, announce: Announce = logger.info
 ) -> Joiner | None:
-    """Looks for a running job among the workers of this process's cluster.
+    """Asks the other workers of the cluster if they are members of a running job.
 
     Args:
         topology: see `meet_or_join`.
         options: see `Membership`.
-        announce: called with lines about the progress; writes to stderr by default.
+        announce: called with each progress message; prints to stderr by default.
 
     Returns:
-        A `Joiner` that waits to be admitted; None if no member of a running job answers.
+        A `Joiner` that waits to be admitted to the running job. None if no member of a running job
+        answers.
 
     Raises:
-        ClusterError: this process cannot listen at its address, or the job has another secret.
-        TlsError: the job does not trust this process, or only one uses TLS.
+        ClusterError: this process cannot listen at its address, or the job has a different secret.
+        TlsError: the job and this process do not trust each other, or only one of them uses TLS.
     """
     if topology.size == 1:
         return None
@@ -203,21 +206,21 @@ def join_running(
 
 
 class JoinRejected(Exception):
-    """The members of a running job refuse to admit a process; the argument is the reason."""
+    """Raised when a running job refuses to admit this process; the argument is the reason."""
 
 
 class Joiner:
     """A process that waits to be admitted to a running job.
 
     Args:
-        topology: its cluster.
+        topology: the cluster of this process.
         options: see `join_running`.
-        calls: how to call the members.
-        found: the known members; the first one is asked first.
-        announce: called with lines about the progress.
+        calls: sends the requests to the members of the job.
+        found: the known members of the job. The first one is asked first.
+        announce: called with each progress message.
 
     Attributes:
-        membership: its membership, once it is admitted.
+        membership: the membership of this process; None until the job has admitted it.
     """
 
     def __init__(
@@ -248,17 +251,18 @@ class Joiner:
         timeout: float | None = None,
         check: Callable[[], object] = lambda: None,
     ) -> Session:
-        """Waits until this process has been admitted and has met the other members.
+        """Waits until the job has admitted this process, and returns the session of the new group.
 
         Args:
-            request: this process's request, for the callback of `Membership.judge_newcomers`.
-            timeout: seconds to wait; `options.start_timeout` by default.
-            check: called repeatedly while it waits; may raise.
+            request: a text that the members pass to the callback of `Membership.judge_newcomers`.
+            timeout: seconds to wait for the admission; `options.start_timeout` by default.
+            check: called repeatedly during the wait. An error that it raises ends the wait.
 
         Raises:
-            JoinRejected: the members do not admit it; it may ask again.
-            RendezvousError: it has not been admitted in time, or the job has ended.
-            GroupLostError: it was admitted, but cannot form a group with the others.
+            JoinRejected: the job refuses to admit this process. The caller may call `wait` again.
+            RendezvousError: the job has not admitted this process in time, or has ended.
+            GroupLostError: the job has admitted this process, but the process cannot form a group
+                with the other members.
         """
         seconds = self._options.start_timeout if timeout is None else timeout
         try:
@@ -266,7 +270,7 @@ class Joiner:
             self._await_admission(seconds, request, terms)
             node = self._node
             reason = f"{node.member} joins, and a member is lost"
-            # The base is -1, because no earlier generation included this process.
+            # -1 is lower than all generations: this process did not belong to an earlier one.
             node.regrouping = True
             view, sockets = Regrouping(node, self._calls, terms, False, reason, self._announce).run(
                 -1
@@ -328,7 +332,10 @@ class Joiner:
         waits: WaitMessages,
         terms: FormationPolicy,
     ) -> None:
-        """Waits for one member to admit or redirect this process, until the member is lost."""
+        """Asks one member to admit this process; returns when the member has answered or is lost.
+
+        The member may also redirect this process to another member, which becomes the next target.
+        """
         node, self._target = self._node, None
         patience = terms.patience
         last = ("decided", "redirect", "none", "member", "declined")
@@ -347,7 +354,7 @@ class Joiner:
                     now = time.monotonic()
                     evidence = contact.evidence
                     lost = evidence.state(now, patience) is not State.AWAITED
-                    # Another member may be reachable, even if this one is alive.
+                    # If this member is alive but refuses connections, another one may be reachable.
                     if lost or evidence.is_refused(now, patience) or now >= deadline:
                         node.changed.wait(_PAUSE_SECONDS)
                         return
@@ -374,19 +381,19 @@ class Joiner:
         return [address for address in {**self._known, **dict.fromkeys(entries)} if address != mine]
 
     def _note(self, members: Sequence[Member]) -> Member:
-        """Notes the members; returns the first one."""
+        """Records the members of the job; returns the first one."""
         self._members = members
         self._known.update({member.worker.address: None for member in members})
         return members[0]
 
     def _has_ended(self, seconds: float) -> bool:
-        """Whether the job has ended: its members are dead, or have been silent for long.
+        """Whether all known members of the job are dead or have been silent for too long.
 
         Args:
-            seconds: seconds since a member last answered.
+            seconds: the number of seconds since a member last answered.
         """
         patience = make_terms(self._options).patience
-        if seconds < patience.refused:  # its members may be connecting to one another
+        if seconds < patience.refused:  # members do not listen while they connect
             return False
         mine = self._node.member.place
         for member in self._members:

@@ -1,7 +1,7 @@
-"""Decides whether a member is dead for certain, here or on another host.
+"""Finds out whether another member is dead, on this host or on another one.
 
 A worker cannot distinguish the death of a process on another host from a network failure. The
-launcher of that host can, and it outlives its workers.
+launcher on that host can distinguish them, and it still runs after its workers have died.
 """
 
 import contextlib
@@ -33,12 +33,14 @@ _SECONDS = 2.0
 
 @dataclass(frozen=True)
 class LivenessResult:
-    """The result of an inquiry about a member.
+    """The answer to the question whether a member is alive.
 
     Attributes:
-        dead: whether the member is dead for certain; False if it is alive, or if this is unknown.
-        last_word: the member's last promise and vote, if it is dead and they are known.
-        alive: whether a process that would notice the member's death has seen it alive.
+        dead: whether the member is known to be dead.
+        last_word: the last promises and votes of the member, if the member is dead and they are
+            known.
+        alive: whether the member is known to be alive. If `dead` and `alive` are both False, the
+            state of the member is unknown.
     """
 
     dead: bool = False
@@ -47,30 +49,35 @@ class LivenessResult:
 
 
 def look(place: view.ProcessIdentity, mine: view.ProcessIdentity) -> LivenessResult:
-    """Looks at a process; this works only on the machine where it runs, or ran.
+    """Checks whether a process on this machine is alive.
 
     Args:
-        place: where the process runs, or ran.
-        mine: where this process runs.
+        place: the identity of the other process.
+        mine: the identity of this process.
+
+    Returns:
+        The result. If the other process belongs to another machine, its state is unknown.
     """
     if not is_visible(place, mine):
         return LivenessResult()
     if not is_dead(place):
         return LivenessResult(alive=True)
-    return LivenessResult(True, read(place.record))  # no longer changes after the death
+    return LivenessResult(True, read(place.record))  # a dead process no longer changes it
 
 
 def inspect(
     calls: Calls, member: view.Member, mine: view.ProcessIdentity, witnesses: Iterable[str] = ()
 ) -> LivenessResult:
-    """Looks at a member, and asks processes on its machine.
+    """Checks whether a member is alive, and asks processes on the member's machine if necessary.
+
+    If this process cannot see the member itself, it first asks the member's launcher. It then asks
+    the witnesses, until one of them reports that the member is dead.
 
     Args:
-        calls: how to call.
+        calls: sends the requests.
         member: the member.
-        mine: where this process runs.
-        witnesses: the addresses of processes to ask, unless the member's launcher has already
-            reported its death.
+        mine: the identity of this process.
+        witnesses: the addresses of other processes on the member's machine.
     """
     place = member.place
     finding = look(place, mine)
@@ -84,12 +91,15 @@ def inspect(
 
 
 def ask(calls: Calls, address: str, member: view.Member) -> LivenessResult:
-    """Asks a process on a member's machine; without an answer, nothing is known.
+    """Asks a process on a member's machine whether the member is alive.
 
     Args:
-        calls: how to call.
-        address: the address of that process.
-        member: the member.
+        calls: sends the request.
+        address: the address of the process to ask.
+        member: the member in question.
+
+    Returns:
+        The result. If the process does not answer, the state of the member is unknown.
     """
     header = {"kind": "inspect", "member": view.encode_member(member)}
     try:
@@ -104,7 +114,7 @@ def ask(calls: Calls, address: str, member: view.Member) -> LivenessResult:
 
 
 def reply(finding: LivenessResult) -> Header:
-    """Returns the answer to `ask`."""
+    """Returns the header of the frame that answers the request of `ask`."""
     word = finding.last_word
     return {
         "kind": "inspected",
@@ -121,20 +131,22 @@ _SEND_SECONDS = 1.0
 
 
 class LivenessServer:
-    """Reports to peers whether a process of this machine is dead; needs no separate thread.
+    """Tells workers of other hosts whether a process on this machine is dead.
+
+    The launcher runs this server in its main loop, without a separate thread.
 
     Args:
-        address: the `"host:port"` at which it listens.
-        options: `secret` and the TLS options authenticate both ends; `host` must be the same as
-            for the workers of this host.
-        announce: called with lines about rejected connections; writes to stderr by default.
+        address: the `"host:port"` at which the server listens.
+        options: the job's options. `secret` and the TLS options authenticate both ends. `host` must
+            be the same as for the workers on this host.
+        announce: called with each message about a rejected connection; prints to stderr by default.
 
     Raises:
         ClusterError: this process cannot listen at the address.
         TlsError: the certificates are unusable.
 
     Attributes:
-        address: the address at which it listens.
+        address: the `"host:port"` at which the server listens.
 
     Example:
         >>> witness = LivenessServer("127.0.0.1:50124", Options(secret="s"))
@@ -170,16 +182,16 @@ class LivenessServer:
             self._selector.register(sock, selectors.EVENT_READ, accept)
 
     def fileno(self) -> int:
-        """The descriptor to wait on before `serve`."""
+        """Returns a file descriptor that is readable when `serve` must be called."""
         return self._selector.fileno()
 
     @property
     def is_busy(self) -> bool:
-        """Whether `serve` must be called soon, even without an event."""
+        """Whether `serve` must be called soon, even if the descriptor is not readable."""
         return bool(self._callers) or self._acceptor.is_busy
 
     def serve(self) -> None:
-        """Handles pending events, without waiting."""
+        """Handles all pending events; returns immediately if there are none."""
         for key, _ in self._selector.select(0):
             key.data()
         self._acceptor.tick()
@@ -188,7 +200,7 @@ class LivenessServer:
             self._end(sock)
 
     def close(self) -> None:
-        """Stops listening, and removes the records of the dead processes that it has reported."""
+        """Stops listening, and removes the records of the processes that were reported dead."""
         for sock in list(self._callers):
             self._end(sock)
         self._acceptor.close()
@@ -203,19 +215,22 @@ class LivenessServer:
         self._selector.register(sock, selectors.EVENT_READ, partial(self._read, sock))
 
     def _read(self, sock: socket.socket) -> None:
-        """Reads and answers a request."""
+        """Reads a request and answers it once it is complete."""
         try:
             data = sock.recv(64 * 1024)
             frames = list(self._callers[sock][0].feed(data))
             if data and not frames:
                 return  # the request is incomplete
             if frames:
-                sock.settimeout(_SEND_SECONDS)  # the frame (nearly) fits into the kernel's buffer
+                # The frame is small, so the kernel's buffer can usually hold all of it.
+                sock.settimeout(_SEND_SECONDS)
                 sock.sendall(encode(self._answer(frames[0][0])))
         except BlockingIOError:
             return
         except Exception:
-            pass  # the peer is gone, or sent an invalid request; the launcher continues
+            # The peer has closed the connection, or has sent an invalid request. Neither must
+            # terminate the launcher.
+            pass
         self._end(sock)
 
     def _answer(self, header: Header) -> Header:

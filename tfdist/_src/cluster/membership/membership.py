@@ -1,4 +1,4 @@
-"""This process's membership in a group that outlives its members."""
+"""The membership of this process in a group that can lose and admit members."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ WHAT = "the other workers cannot reach this one to form a new group"
 
 
 class Membership:
-    """Lets the workers of a session form a new group, in the same processes, after a loss.
+    """Lets the workers of a session form a new group after a loss, without restarting processes.
 
-    All workers create it together. From then on, each worker listens at its address, and answers
-    the others even while its program is busy.
+    All workers must create their memberships together. From then on, each worker listens at its
+    address in a background thread, and can answer the other workers while its program is busy.
 
     Args:
         session: the session of the group.
-        options: `start_timeout` limits how long a new group may take to form, and
-            `collective_timeout` how long a live worker may be busy meanwhile;
-            `heartbeat_timeout` sets the silence after which a worker is lost;
-            `secret` and the TLS options authenticate the workers.
-        announce: called with lines about the progress; writes to stderr by default.
+        options: the job's options. `start_timeout` limits the time in which enough workers must
+            arrive to form a new group. `collective_timeout` limits the time for which a live worker
+            may be busy before it arrives. A worker is lost after it has been silent for
+            `heartbeat_timeout`. `secret` and the TLS options authenticate the workers.
+        announce: called with each progress message; prints to stderr by default.
 
     Raises:
         ClusterError: this process has no address.
@@ -75,7 +75,7 @@ class Membership:
         node = Node(session.topology, options)
         listener = shared_listener_of(session, options, WHAT, announce)
         calls = Calls(session.topology, options)
-        # Until all members have introduced themselves:
+        # This view contains only this process until the members have exchanged their entries.
         self._view = View(session.topology.generation, (node.member,))
         self._take(session, node, listener, calls, options, announce)
         listen(listener, node, session.topology)
@@ -100,7 +100,7 @@ class Membership:
         options: Options,
         announce: Announce,
     ) -> Membership:
-        """Returns the membership of a process that has been admitted to a running job."""
+        """Creates the membership of a process that has been admitted to a running job."""
         membership = cls.__new__(cls)
         membership._view = view
         membership._take(session, node, listener, calls, options, announce)
@@ -127,26 +127,27 @@ class Membership:
         node.on_disturbed = lambda message: self.session.fail(message)
 
     def judge_newcomers(self, judge: Callable[[str], str | None]) -> None:
-        """Registers the callback that decides whether a joining process is admitted.
+        """Registers the callback that decides whether a joining process may be admitted.
 
         Args:
-            judge: called in any thread with the request passed to `Joiner.wait`. It returns the
-                reason for a refusal, which is sent to the process; "" if the process has to wait;
-                and None if it may be admitted.
+            judge: called with the request that the joining process has passed to `Joiner.wait`. It
+                returns None if the process may be admitted, "" if the process has to wait, and
+                otherwise the reason for a refusal, which is sent to the process. The callback runs
+                in any thread.
         """
         with self._node.changed:
             self._node.judge = judge
 
     def tell_others(self, tell: Callable[[], str]) -> None:
-        """Registers the function that makes this worker's report when a peer queries it.
+        """Registers the callback that returns the report of this worker.
 
         Args:
-            tell: returns the report; called in any thread.
+            tell: called in any thread when another worker requests the report (see `inquire`).
         """
         self._node.tell = tell
 
     def inquire(self) -> Iterator[str]:
-        """Yields the reports of the other workers; skips workers that do not answer."""
+        """Requests a report from each other worker; yields the reports that arrive in time."""
         return inquire(self._node, self._calls)
 
     @property
@@ -156,12 +157,15 @@ class Membership:
 
     @property
     def closed(self) -> bool:
-        """Whether this worker has left."""
+        """Whether this worker has left the group."""
         return self._left is not None
 
     @property
     def waiting(self) -> list[Member]:
-        """The processes that wait here and can be admitted now; complete only on rank 0."""
+        """The joining processes that are connected to this worker and may be admitted now.
+
+        Only rank 0 sees all of them, because the other workers redirect them to rank 0.
+        """
         taken = {member.worker.address for member in self.view.members}
         return [one for one in self._node.connected if one.worker.address not in taken]
 
@@ -181,26 +185,30 @@ class Membership:
     ) -> Session:
         """Forms a new group with the other remaining workers.
 
-        The main thread of each worker calls this: after the session has failed, or on all workers
-        at the end of a step, to admit waiting processes. If workers are lost meanwhile, the others
-        proceed to the next generation automatically. The old session is closed.
+        The main thread of each worker calls this after the session has failed. All workers may also
+        call this together at the end of a step to admit waiting processes. If more workers are lost
+        while the new group forms, the remaining workers continue with the next generation. This
+        method closes the old session.
 
         Args:
-            min_workers: the smallest group; a smaller one waits for newcomers.
-            max_workers: newcomers are admitted only up to this group size; None for no limit.
+            min_workers: the minimum size of the new group. If fewer workers are left, they wait for
+                newcomers.
+            max_workers: the maximum size up to which newcomers are admitted; None for no limit.
             joiners_welcome: whether waiting processes are admitted.
-            suspects: ranks of the old group that the caller knows to have been silent for a long
-                time. They do not get a second full timeout, even if they are seen alive.
-            check: called repeatedly while this worker waits; may raise.
+            suspects: ranks of the old group that have already been silent for a long time. The
+                group does not wait for another full timeout until they answer, even if they are
+                alive.
+            check: called repeatedly during the wait. An error that it raises ends the wait.
 
         Returns:
             The session of the new group.
 
         Raises:
-            GroupLostError: this worker cannot continue: it has left; the others have formed a group
-                without it; too few members of the old group are left; there are fewer than
-                `min_workers` within `options.start_timeout`; or a live worker has not arrived
-                within `options.collective_timeout`, and the others are no majority.
+            GroupLostError: this worker cannot continue. Possible reasons are: this worker has left
+                the group; the others have formed a group without it; too few members of the old
+                group are left; fewer than `min_workers` workers have arrived within
+                `options.start_timeout`; or a live worker has not arrived within
+                `options.collective_timeout`, and the other workers are not a majority.
         """
         node, old, before = self._node, self.session, self.view
         if self.closed:
@@ -219,7 +227,7 @@ class Membership:
         )
         reason = f"{node.member} forms a new group: {failure or 'workers join'}"
         node.regrouping, node.failed = True, False
-        self._listener.resume()  # if the session has been closed
+        self._listener.resume()  # a closed session has stopped the listener
         try:
             regrouping = Regrouping(
                 node, self._calls, terms, failure is None, reason, self._announce
@@ -228,7 +236,8 @@ class Membership:
             rank = view.rank(node.me)
             assert rank is not None
             self.session = Session(view.topology(rank), sockets, self._options)
-            # At exit, close this before the session, which would end the listener.
+            # Exit handlers run in reverse order. This one must run before the handler of the new
+            # session, because closing the session also ends the listener.
             atexit.unregister(self.close)
             atexit.register(self.close)
             self._view = view
@@ -238,25 +247,25 @@ class Membership:
         finally:
             node.regrouping, node.leader = False, None
         if self._listener.serves(OBSERVE):
-            self._listener.end(OBSERVE)  # the service of the old session
+            self._listener.end(OBSERVE)  # this service belongs to the old session
         old.address.release()
         self.session.address.let(self._listener)
-        # In a thread, because connections to lost workers delay the close.
+        # Close the old session in a thread, because connections to lost workers delay the close.
         threading.Thread(target=old.close, name="tfdist-old-session", daemon=True).start()
         self._clean_up(before, view)
         return self.session
 
     def release(self, leaving: Collection[int]) -> None:
-        """Lets some members leave together; called by all members, between steps.
+        """Lets some members leave the group; all members must call this together between steps.
 
-        The others receive the last words of the leaving members. These have left when this returns
-        or raises.
+        The remaining members receive the last words of the leaving members. The leaving members
+        have left the group when this method returns, even if it raises an error.
 
         Args:
-            leaving: their ranks.
+            leaving: the ranks of the leaving members.
 
         Raises:
-            TfdistError: a worker is lost, and the others may have missed the last words.
+            TfdistError: a worker is lost, so some members may not have received the last words.
         """
         leaves, heard, mine = self.session.rank in leaving, False, b""
         try:
@@ -273,18 +282,20 @@ class Membership:
                 self._end(keep_record=not heard)
 
     def close(self, reason: str = "its membership was closed") -> None:
-        """Stops listening, and sends this worker's last word to another member.
+        """Leaves the group: sends this worker's last word to another member, and stops listening.
 
-        This also happens at process exit.
+        An exit handler calls this when the process exits.
 
         Args:
-            reason: why this worker leaves, for the error of a later `regroup`.
+            reason: why this worker leaves the group. A later `regroup` raises an error with this
+                reason.
         """
         if os.getpid() != self._pid or self.closed:
             return
         self._left = reason
         last_word = self._node.finish()
-        # The others may leave at the same time, so this process still listens for their last words.
+        # This process still listens here, because members that leave at the same time may send it
+        # their last words.
         is_known = say_farewell(self._node, self._calls, last_word)
         self._end(keep_record=not is_known)
 
@@ -294,7 +305,7 @@ class Membership:
         self._node.close(keep_record=keep_record)
 
     def _clean_up(self, before: View, view: View) -> None:
-        """Removes the records of dead members, whose last words are no longer needed."""
+        """Removes the records of dead members of the old group, which are no longer needed."""
         mine = self._node.member.place
         for member in before.members:
             if member.incarnation not in view.incarnations and is_visible(member.place, mine):
@@ -304,7 +315,7 @@ class Membership:
 
 
 def listen(listener: SharedListener, node: Node, topology: Topology) -> None:
-    """Makes a listener answer other members whenever it listens."""
+    """Makes the listener answer the requests of members and of joining processes."""
 
     def open_service(selector: selectors.BaseSelector, wake: Wake) -> MembershipService:
         return MembershipService(selector, node, topology)
@@ -322,7 +333,7 @@ def make_terms(
     silent: frozenset[str] = frozenset(),
     check: Callable[[], object] = lambda: None,
 ) -> FormationPolicy:
-    """Returns the conditions for forming a group, with the limits from the settings."""
+    """Returns the conditions for forming a new group, with the timeouts from the options."""
     limit = options.heartbeat_timeout
     timeout = options.start_timeout
     busy = max(timeout, options.collective_timeout)

@@ -1,4 +1,4 @@
-"""This process as a member: its state, and its answers to other members and joining processes."""
+"""The state of this process as a member, and its answers to members and joining processes."""
 
 import contextlib
 import secrets
@@ -29,28 +29,29 @@ from tfdist._src.options import Options
 
 
 class Node:
-    """A process that belongs to a view, or waits to be admitted.
+    """The state of this process, which belongs to a view or waits to be admitted.
 
     Args:
-        topology: its cluster; its own entry becomes the member's entry.
-        options: `host` is used.
+        topology: the cluster of this process. Its own entry describes the member.
+        options: the job's options. `host` and `launcher.witness` are used.
 
     Attributes:
-        member: this process.
-        changed: guards this object, and is notified of changes.
+        member: the identity of this process as a member.
+        changed: a condition variable that guards this object and is notified of each change.
         regrouping: whether the main thread is forming a new group.
-        failed: whether the last attempt to form a group failed.
-        leader: the member that leads while a new group forms; waiting processes are redirected to
-            it.
-        on_disturbed: called with the reason when another member needs a new group.
-        judge: decides on a process's request to be admitted. It returns the reason for a refusal,
-            "" if the process has to wait, and None if it may be admitted.
-        tell: returns the report of this process, when a member queries it.
+        failed: whether the last attempt to form a new group failed.
+        leader: the member that leads while a new group forms. Waiting processes are redirected to
+            this member.
+        on_disturbed: called with the reason when another member forms a new group.
+        judge: called with the request of a joining process. It returns None if the process may be
+            admitted, "" if the process has to wait, and otherwise the reason for a refusal.
+        tell: called when another member requests the report of this process; returns the report.
         wake: wakes the listening thread.
-        entrants: the view in which this process is rank 0, and the other members that have entered
-            it.
-        go: that view, once all entrants may be let in.
-        sockets: the connections of the members that have been let in.
+        entrants: the view that this process leads as rank 0, and the incarnations of the members
+            that have asked to enter this view.
+        go: the view in `entrants`, once all of its members have asked to enter it. The listening
+            thread then hands over their connections.
+        sockets: the connections that the listening thread has handed over, by incarnation.
     """
 
     def __init__(self, topology: Topology, options: Options) -> None:
@@ -95,10 +96,12 @@ class Node:
         return self._seen
 
     def answer(self, request: Request) -> Reply | None:
-        """Answers a proposer, as `AcceptorState.answer`; records any promise before replying.
+        """Answers a proposer, and writes a new promise or vote to the record before it returns.
+
+        See `AcceptorState.answer`.
 
         Raises:
-            OSError: the promise cannot be recorded, or this process has said its last word.
+            OSError: the record can be neither written nor removed, or `finish` has been called.
         """
         with self.changed:
             if self._final:
@@ -109,13 +112,13 @@ class Node:
             return reply
 
     def learn(self, view: View) -> None:
-        """Learns of a decided view."""
+        """Updates the state after this process has learned of a decided view."""
         with self.changed:
             if not self._final:
                 self._replace(self._acceptor.learn(view, self.me))
 
     def heard_of(self, ballot: Ballot) -> None:
-        """Notes a ballot known to another member."""
+        """Updates `seen` with a ballot that another member knows."""
         with self.changed:
             self._seen = max(self._seen, ballot)
 
@@ -135,36 +138,36 @@ class Node:
     # Members that leave.
 
     def say_last_word(self, incarnation: str, last_word: AcceptorState) -> None:
-        """Keeps the last word of a member that has left."""
+        """Stores the last word of a member that has left the group."""
         with self.changed:
             self._last_words[incarnation] = last_word
             self.changed.notify_all()
 
     @property
     def last_words(self) -> dict[str, AcceptorState]:
-        """The last words of all members that this process knows to have left, by incarnation."""
+        """The last words that this process has received from leaving members, by incarnation."""
         with self.changed:
             return dict(self._last_words)
 
     def last_word(self, incarnation: str) -> AcceptorState | None:
-        """Returns the last word of a member that has left, if this process has received it."""
+        """Returns the last word that a leaving member has sent to this process, if any."""
         return self._last_words.get(incarnation)
 
     @property
     def others(self) -> list[Member]:
-        """The other members, except members with a last word that has arrived here."""
+        """The other members of the view, without members that have already sent a last word."""
         members = self.view.members if self.view else ()
         here = (self.me, *self._last_words)
         return [member for member in members if member.incarnation not in here]
 
     def finish(self) -> AcceptorState:
-        """Returns the last word of this process, which answers no proposer afterward."""
+        """Returns the last word of this process; from now on, the process answers no proposer."""
         with self.changed:
             self._final = True
             return self._acceptor
 
     def close(self, *, keep_record: bool) -> None:
-        """Ends the membership; keeps the record if no other member has the last word."""
+        """Ends the membership; removes the record unless other members may still need it."""
         if not keep_record:
             self._record.remove()
 
@@ -172,19 +175,19 @@ class Node:
 
     @property
     def connected(self) -> list[Member]:
-        """The processes that are connected now and may be admitted, in order of arrival."""
+        """The joining processes that are connected and may be admitted, in order of arrival."""
         with self.changed:
             waiting = self._waiting.values()
             return [member for member, request in waiting if self.judge(request) is None]
 
     def arrive(self, member: Member, request: str) -> None:
-        """Notes a process that waits to be admitted, and its request."""
+        """Records a joining process that waits to be admitted, and its request."""
         with self.changed:
             self._waiting[member.incarnation] = (member, request)
             self.changed.notify_all()
 
     def depart(self, member: Member) -> None:
-        """Notes that the connection of a waiting process has ended; it may connect again."""
+        """Forgets a joining process after its connection has ended; it may connect again."""
         with self.changed:
             if self._waiting.pop(member.incarnation, None) is not None:
                 self.changed.notify_all()
@@ -201,29 +204,31 @@ _SEND_SECONDS = 1.0
 
 
 class _Caller:
-    """A connection, and the reply that it waits for."""
+    """A connection to a peer that has sent a request or is about to send one."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.decoder = Decoder(wire.FRAME_LIMIT)
         self.deadline: float | None = time.monotonic() + _REQUEST_SECONDS
         self.beat = 0.0
-        self.after: View | None = None  # waits for a view after this one
+        self.after: View | None = None  # the peer waits for a view with a later generation
         self.entrant: Member | None = None
         self.joiner: Member | None = None
         self.request = ""  # of the joiner
 
 
 class MembershipService:
-    """Serves the connections of one period of listening.
+    """Answers the requests of other members and of joining processes.
 
-    Each connection begins with one request. Most are answered at once. A peer stays connected while
-    it waits for a decision, for other members to enter a view, or for its admission.
+    The listener creates a new service each time that it starts to listen. Each connection carries
+    one request, and most requests are answered immediately. A peer stays connected while it waits
+    for the next view, for other members to enter a view, or for its own admission.
 
     Args:
-        selector: registers the connections, with a function to call as data.
-        node: this process as a member.
-        topology: this process's cluster.
+        selector: the selector of the listening thread. The data of each registered connection is
+            the function to call when the connection is ready.
+        node: the state of this process as a member.
+        topology: the cluster of this process.
     """
 
     def __init__(self, selector: selectors.BaseSelector, node: Node, topology: Topology) -> None:
@@ -250,7 +255,7 @@ class MembershipService:
         return bool(self._callers)
 
     def admit(self, sock: socket.socket, hello: Identity) -> None:
-        """Reads the request of a connection."""
+        """Starts to read the request of a new connection."""
         if hello.version != self.identity.version:
             sock.close()
             return
@@ -258,7 +263,7 @@ class MembershipService:
         self._selector.register(sock, selectors.EVENT_READ, partial(self._read, caller))
 
     def tick(self) -> None:
-        """Answers the peers whose wait has ended."""
+        """Answers the waiting peers that can be answered now."""
         now = time.monotonic()
         for caller in list(self._callers.values()):
             with self._drop_on_error(caller):
@@ -266,7 +271,7 @@ class MembershipService:
         self._let_in()
 
     def close(self) -> None:
-        """Closes the connections; peers that still wait will reconnect."""
+        """Closes all connections; the peers that are still waiting will connect again."""
         for caller in list(self._callers.values()):
             self._end(caller)
 
@@ -281,7 +286,7 @@ class MembershipService:
 
     @contextlib.contextmanager
     def _drop_on_error(self, caller: _Caller) -> Iterator[None]:
-        """Closes a connection that breaks or sends an invalid request, and on any other error."""
+        """Closes the connection on any error; unexpected errors are raised again."""
         try:
             yield
         except (OSError, WireError, TypeError, ValueError, LookupError):
@@ -377,7 +382,11 @@ class MembershipService:
         return self._who()
 
     def _disturb(self, view: View, header: Header) -> None:
-        """Reports that a member of this view needs a new group; a step may be running here."""
+        """Interrupts a running step, because another member of the same view forms a new group.
+
+        This has no effect if this process also forms a new group, or if the other member regroups
+        as planned at the end of a step.
+        """
         node = self._node
         if node.view == view and not node.regrouping and not header.get("planned"):
             reason = header.get("reason")
@@ -385,12 +394,13 @@ class MembershipService:
             node.on_disturbed(text or "another worker forms a new group")
 
     def _redirection(self, joiner: Member) -> Header | None:
-        """Returns the redirection for a joining process; None if this member serves it."""
+        """Returns a frame that redirects a joining process; None if this member serves it."""
         view = self._node.view
         if view is None or self._node.acceptor.excluded:
             return {"kind": "none"}
         first = self._node.leader or view.members[0]
-        # At the address of a dead rank 0, the joining process would reach itself.
+        # A process that replaces a dead rank 0 has the address of rank 0. If it were redirected to
+        # that address, it would connect to itself.
         if first.incarnation == self._node.me or first.worker.address == joiner.worker.address:
             return None
         return {"kind": "redirect", "member": encode_member(first)}
@@ -425,7 +435,7 @@ class MembershipService:
                 self._end(caller)
 
     def _let_in(self) -> None:
-        """Lets all entrants of the view in, once the main thread has set `Node.go`."""
+        """Lets all waiting members enter the view `Node.go`, once the main thread has set it."""
         node = self._node
         with node.changed:
             view, node.go = node.go, None
@@ -451,7 +461,8 @@ class MembershipService:
 
     def _reply(self, caller: _Caller, header: Header) -> None:
         frame = encode(header)
-        caller.sock.settimeout(_SEND_SECONDS)  # the frame (nearly) fits into the kernel's buffer
+        # The frame is small, so the kernel's buffer can usually hold all of it.
+        caller.sock.settimeout(_SEND_SECONDS)
         with contextlib.suppress(OSError):
             caller.sock.sendall(frame)
         self._end(caller)

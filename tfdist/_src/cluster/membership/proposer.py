@@ -1,4 +1,4 @@
-"""Proposes the next view: the Paxos proposer and its connections to the other members."""
+"""Proposes the next view: connects a Paxos proposer to the other members."""
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -31,18 +31,18 @@ class FormationPolicy:
     """The conditions for forming a new group.
 
     Attributes:
-        min_workers: the smallest group.
-        max_workers: newcomers are admitted only up to this group size; None for no limit.
+        min_workers: the minimum size of the group.
+        max_workers: the maximum size up to which newcomers are admitted; None for no limit.
         joiners_welcome: whether waiting processes are admitted.
-        timeout: seconds to wait for enough workers.
-        busy: seconds to wait for a worker that is alive, but busy.
-        patience: how long to wait for a member.
-        hasty: seconds for which a suspect may be silent if no process sees it alive, and a member
-            of `silent` in any case.
+        timeout: seconds to wait until enough workers have arrived.
+        busy: seconds to wait for a worker that is alive but busy.
+        patience: how long to wait for a member that does not answer.
+        hasty: a shorter limit in seconds. It applies to members in `silent`, and to members in
+            `suspects` if no process sees them alive.
         suspects: the incarnations of the members that have lost their connections.
-        silent: the incarnations of members that have already been silent for a long time, and may
-            be suspended.
-        check: called repeatedly in all waits; may raise.
+        silent: the incarnations of the members that have already been silent for a long time, for
+            example because they are suspended.
+        check: called repeatedly during each wait. An error that it raises ends the wait.
     """
 
     min_workers: int
@@ -57,7 +57,7 @@ class FormationPolicy:
     check: Callable[[], object] = lambda: None
 
     def patience_with(self, member: Member) -> Patience:
-        """Returns how long to wait for a member."""
+        """Returns how long to wait for this member if it does not answer."""
         if member.incarnation in self.silent:
             return replace(self.patience, silent=self.hasty)
         if member.incarnation in self.suspects:
@@ -66,19 +66,20 @@ class FormationPolicy:
 
 
 class ProposalRound:
-    """One attempt, with one ballot.
+    """One attempt of this process to get the next view decided, with one ballot.
 
     Args:
-        node: this process.
-        calls: how to call the others.
-        view: the present view; its members decide on the next one.
+        node: the state of this process as a member.
+        calls: sends the requests to the other members.
+        view: the current view. Its members decide on the next view.
         terms: the conditions for forming the group.
-        extra: fields to add to the requests.
-        absent: incarnation -> reason, for members that have not arrived in time. They vote, but the
-            next view leaves them out, and the other members must be a majority. So one impatient
-            member cannot leave out most of the others.
+        extra: the fields to add to each request.
+        absent: the members that have not arrived in time. This maps the incarnation of each such
+            member to the reason. These members may vote, but they are not part of the next view.
+            The other members must be a majority without them. Otherwise, a single impatient member
+            could exclude most of the group.
         deadline: the `time.monotonic()` at which the attempt times out.
-        announce: called with lines about the progress.
+        announce: called with each progress message.
     """
 
     def __init__(
@@ -112,11 +113,13 @@ class ProposalRound:
         """Makes the attempt.
 
         Returns:
-            None if this process has learned of a decided view; otherwise a higher ballot, or the
-            ballot of this attempt if another attempt is worthwhile.
+            None if this process has learned of a decided view. If the attempt failed because of a
+            higher ballot of another attempt, the result is that ballot. If the attempt failed
+            because too few members accepted the proposal, the result is the ballot of this attempt,
+            and the caller should try again.
 
         Raises:
-            GroupLostError: there is no quorum, or there are too few workers in time.
+            GroupLostError: there is no quorum, or too few workers have arrived in time.
         """
         proposer = self._proposer
         try:
@@ -160,7 +163,7 @@ class ProposalRound:
             contact.stop()
 
     def _until(self, condition: Callable[[], bool]) -> bool:
-        """Waits for a condition; returns False if a view is decided or the ballot is too low."""
+        """Waits for a condition; returns False if a view was decided or the attempt has failed."""
         node, proposer = self._node, self._proposer
         with node.changed:
             while True:
@@ -213,7 +216,7 @@ class ProposalRound:
         return False
 
     def _is_futile(self) -> bool:
-        """Whether all members are accounted for, and yet there is no decision."""
+        """Whether no further answer can arrive; the attempt has then failed without a decision."""
         return all_accounted_for(self._states.values())
 
     def _candidate(self) -> View:
@@ -223,7 +226,7 @@ class ProposalRound:
 
     @property
     def _rest(self) -> set[str]:
-        """The members that have promised, except members that have not arrived in time."""
+        """The members that have promised the ballot, except those in `absent`."""
         return self._proposer.promised - self._absent.keys()
 
     @property
@@ -231,7 +234,7 @@ class ProposalRound:
         return consensus.may_go_on(self._view.incarnations, self._rest, self._proposer.dead)
 
     def _witnesses(self, member: Member) -> list[Member]:
-        """Returns processes on the machine of a member, which may see whether it is dead."""
+        """Returns processes on the same machine, which can see whether the member is dead."""
         with self._node.changed:
             answered = [
                 c.member for c in self._contacts.values() if c.evidence.answered and c.answer
@@ -295,7 +298,7 @@ class ProposalRound:
 
 
 def not_arrived(seconds: float, limit: str) -> str:
-    """Returns the description of a live member that has not arrived in time."""
+    """Returns the reason why a member counts as absent: it is alive, but did not arrive in time."""
     return f"has not arrived within {seconds:g} s, TFDIST_{limit}_TIMEOUT"
 
 
@@ -309,11 +312,11 @@ def summary(
     """Returns the line that announces a new group.
 
     Args:
-        old: the last group.
-        new: the new group.
-        states: the states of the last group's members.
-        said: the members that have left with a last word.
-        absent: incarnation -> reason, for members that have not arrived in time.
+        old: the view of the old group.
+        new: the view of the new group.
+        states: maps the incarnations of the old members to their states.
+        said: the incarnations of the old members that have left and sent their last word.
+        absent: maps the incarnation of each member that has not arrived in time to the reason.
     """
     late = absent or {}
     words = {State.LOST: "does not answer", State.DEAD: "is dead", State.GONE: "is dead"}

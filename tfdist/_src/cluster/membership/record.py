@@ -1,8 +1,9 @@
-"""The record of a process: its promises and votes, and whether it still runs.
+"""Records the promises and votes of a process in a file, and checks if a process still runs.
 
-The record is a small file on this machine, replaced before each answer to another member. After the
-process has died, the record is its last word, which other processes of the machine can read. The
-process holds a lock on the file, and the system releases the lock when the process ends.
+The record is a small file on the machine of the process. The process replaces the file before it
+sends a promise or a vote to another member. After the process has died, other processes on the
+machine can read its last word from the file. The process holds a lock on the file, and the system
+releases the lock when the process ends.
 """
 
 import contextlib
@@ -31,45 +32,46 @@ _START_FIELD = 22
 
 
 def here(options: Options, record: str = "") -> ProcessIdentity:
-    """Returns the place of this process.
+    """Returns the identity of this process.
 
     Args:
-        options: `host` distinguishes processes of this host from processes of other hosts, which
-            cannot see them; `launcher.witness` is the address at which the launcher of this process
-            reports its death.
-        record: the file of its last word.
+        options: the job's options. `host` becomes part of the machine's name: processes with
+            different values count as processes on different machines. `launcher.witness` is the
+            address of the launcher, which tells other hosts when this process is dead.
+        record: the path of the record of this process.
     """
     pid, boot = os.getpid(), _text(_BOOT)
     machine = f"boot {boot} processes {_namespace()} {options.host}".strip()
-    # Without the boot id, processes of another machine would seem visible.
+    # If the boot id is unknown, processes of another machine could have the same machine name. A
+    # start time of 0 then marks the process as invisible to others.
     started = (_started(pid) or 0) if boot else 0
     return ProcessIdentity(machine, pid, started, record, options.launcher.witness)
 
 
 def is_visible(other: ProcessIdentity, mine: ProcessIdentity) -> bool:
-    """Whether this process can see if another one is alive."""
+    """Whether this process can see if the process `other` is alive."""
     return other.machine == mine.machine and bool(other.started)
 
 
 def is_dead(place: ProcessIdentity, seconds: float = 0.0) -> bool:
-    """Whether a process, visible from here, is dead for certain: none of its threads runs.
+    """Whether a visible process is known to be dead, so that none of its threads runs any more.
 
     Args:
-        place: where it runs, or ran.
-        seconds: how long to wait for its death if it is alive.
+        place: the identity of the process (see `is_visible`).
+        seconds: how long to wait for the death of the process if it is still alive.
     """
     try:
         descriptor = os.pidfd_open(place.pid)
     except ProcessLookupError:
         return True
-    except OSError:  # out of descriptors, an old kernel, or the id now belongs to a thread
+    except OSError:  # no free descriptor, an old kernel, or a thread now has this id
         if _is_replaced(place):
             return True
         time.sleep(seconds)
         return False
     try:
-        # Checked only now, because the id could be reassigned between an earlier check and the
-        # opening.
+        # Check the start time only after `pidfd_open`. Between an earlier check and `pidfd_open`,
+        # the system could assign the id to another process.
         if _is_replaced(place):
             return True
         poll = select.poll()
@@ -80,15 +82,15 @@ def is_dead(place: ProcessIdentity, seconds: float = 0.0) -> bool:
 
 
 def _is_replaced(place: ProcessIdentity) -> bool:
-    """Whether the id of a process now belongs to another process or thread."""
+    """Whether another process or thread now has the process id of `place`."""
     started = _started(place.pid)
     return started is not None and started != place.started
 
 
 def _started(pid: int) -> int | None:
-    """Returns a process's start time, in ticks since boot; None if it cannot be read."""
+    """Returns the start time of a process, in clock ticks since boot; None if it is unknown."""
     text = _text(f"/proc/{pid}/stat")
-    fields = text.rpartition(")")[2].split()  # the name may contain any characters
+    fields = text.rpartition(")")[2].split()  # the process name may contain spaces and ")"
     try:
         return int(fields[_START_FIELD - 3])
     except (IndexError, ValueError):
@@ -122,7 +124,7 @@ _KNOWN_DEAD = 0o400
 
 
 def folder() -> Path:
-    """Returns the folder with the records of this user's processes."""
+    """Returns the folder that contains the records of all processes of this user."""
     base = _MEMORY if os.access(_MEMORY, os.W_OK) else tempfile.gettempdir()
     return Path(base) / f".tfdist-members-{os.getuid()}"
 
@@ -131,17 +133,18 @@ class Record:
     """The record of this process.
 
     Args:
-        incarnation: this process's token, which names the file.
+        incarnation: the random token of this process, which becomes the name of the file.
 
     Attributes:
-        path: the file. If none can be written, it is "", and the last word will be lost.
+        path: the path of the file. It is "" if the file cannot be written. The last word of this
+            process will then be lost if the process dies.
     """
 
     def __init__(self, incarnation: str) -> None:
         self.path = ""
         self._name = incarnation
         self._folder = self._file = Descriptor(-1)
-        for _ in range(_TRIES):  # another process may remove the folder while it is empty
+        for _ in range(_TRIES):  # another process may remove the new folder, which is still empty
             with contextlib.suppress(OSError):
                 folder().mkdir(mode=0o700, exist_ok=True)
                 self._folder = close_on_fork(_open_folder())
@@ -153,11 +156,12 @@ class Record:
     def write(self, acceptor: AcceptorState) -> None:
         """Replaces the record atomically.
 
-        If there is no space for it, the record is removed. Without a last word, the others
-        merely need a majority to continue; with a wrong one, two groups might continue.
+        If the new record cannot be written, for example because the disk is full, the old record is
+        removed. If this process then dies, the other members need a majority to continue. They must
+        not read an outdated record, because two groups might then continue independently.
 
         Raises:
-            OSError: the record can be neither written nor removed.
+            OSError: the new record cannot be written, and the old one cannot be removed.
         """
         if not self.path:
             return
@@ -173,7 +177,7 @@ class Record:
             self._close()
 
     def remove(self) -> None:
-        """Removes the record, when the last word of this process is no longer needed."""
+        """Removes the record when no other member needs the last word of this process."""
         remove(self.path)
         self._close()
 
@@ -184,14 +188,14 @@ class Record:
             json.dump(encode_acceptor(acceptor), file)
         locked = close_on_fork(_open(place, new))
         try:
-            # If the file system has no locks, no other process removes the record either.
+            # If the file system does not support locks, `sweep` fails too and removes nothing.
             with contextlib.suppress(OSError):
                 fcntl.flock(locked.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.replace(new, self._name, src_dir_fd=place, dst_dir_fd=place)
         except BaseException:
             locked.close()
             raise
-        self._file.close()  # only now, so that the record is always locked
+        self._file.close()  # release the old lock last, so that the record is always locked
         self._file = locked
 
     def _close(self) -> None:
@@ -201,7 +205,7 @@ class Record:
 
 
 def read(path: str) -> AcceptorState | None:
-    """Returns the last word of a dead process; None if there is none."""
+    """Returns the last word of a dead process from its record; None if there is no valid record."""
     with (
         contextlib.suppress(OSError),
         _folder_of(path) as (place, name),
@@ -215,16 +219,16 @@ def remove(path: str) -> None:
     """Removes the record of a dead process."""
     with contextlib.suppress(OSError), _folder_of(path) as (place, name):
         _unlink(place, name)
-        os.rmdir(folder())  # fails if other records are left
+        os.rmdir(folder())  # fails if the folder still contains other records
 
 
 def sweep(mine: ProcessIdentity) -> None:
-    """Removes the records that killed jobs have left behind on this machine.
+    """Removes the records that earlier jobs have left behind on this machine.
 
     Args:
-        mine: where this process runs.
+        mine: the identity of this process.
     """
-    # Another process may remove the folder, or a file.
+    # Another process may remove the folder or a file at the same time.
     with contextlib.suppress(OSError), contextlib.closing(_open_folder()) as place:
         for name in os.listdir(place.fileno()):
             if _NAME.fullmatch(name.removesuffix(_NEW)):
@@ -236,7 +240,7 @@ def _sweep(place: int, name: str, mine: ProcessIdentity) -> None:
     """Removes one file if it is no longer needed.
 
     Raises:
-        OSError: its process is alive, or the file is gone.
+        OSError: the process of the file is alive, or the file no longer exists.
     """
     with contextlib.closing(_open(place, name)) as record:
         status = os.fstat(record.fileno())
@@ -245,20 +249,20 @@ def _sweep(place: int, name: str, mine: ProcessIdentity) -> None:
             return
         fcntl.flock(record.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.stat(name, dir_fd=place, follow_symlinks=False).st_ino != status.st_ino:
-            return  # replaced meanwhile
+            return  # the process has replaced the file
         known_dead = stat.S_IMODE(status.st_mode) == _KNOWN_DEAD
         stale = name.endswith(_NEW) or (known_dead and age > _STALE_SECONDS)
         if stale or _is_over(_read(record), mine):
             os.unlink(name, dir_fd=place)
         elif not known_dead:
-            # The record of a process that has just died may be old, from the last change of the
-            # group. So its age counts from now on.
+            # A record is written only when the group changes, so it may be old although its process
+            # has just died. Reset the time of the file, so that its age counts from now on.
             os.fchmod(record.fileno(), _KNOWN_DEAD)
             os.utime(record.fileno())
 
 
 def _is_over(last_word: AcceptorState | None, mine: ProcessIdentity) -> bool:
-    """Whether all processes that might need a last word are dead."""
+    """Whether all members that might need this last word are known to be dead."""
     if last_word is None:
         return False
     accepted = last_word.accepted
@@ -268,10 +272,11 @@ def _is_over(last_word: AcceptorState | None, mine: ProcessIdentity) -> bool:
 
 
 def _open_folder() -> Descriptor:
-    """Opens the folder of the records.
+    """Opens the folder that contains the records.
 
     Raises:
-        OSError: there is none, or another user could write there or redirect the path.
+        OSError: the folder does not exist, or it is a symbolic link, or it is not private to this
+            user.
     """
     path = folder()
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -285,10 +290,13 @@ def _open_folder() -> Descriptor:
 
 @contextlib.contextmanager
 def _folder_of(path: str) -> Iterator[tuple[int, str]]:
-    """Opens the folder of a record; yields its descriptor, and the name of the record in it.
+    """Opens the folder of a record; yields the folder's descriptor and the name of the record.
+
+    Args:
+        path: the path of the record. Another process may have sent this path, so it is validated.
 
     Raises:
-        OSError: the path, which may be from another process, is not a record of this user.
+        OSError: the path is not the path of a record of this user.
     """
     parent, name = os.path.split(path)
     if parent != str(folder()) or not _NAME.fullmatch(name):
@@ -303,7 +311,7 @@ def _open(place: int, name: str) -> Descriptor:
 
 
 def _read(record: Descriptor) -> AcceptorState | None:
-    """Reads a record; returns None if it is invalid."""
+    """Reads an open record; returns None if its content is invalid."""
     try:
         with open(record.fileno(), closefd=False) as file:
             return decode_acceptor(json.load(file))

@@ -1,4 +1,4 @@
-"""Moves this process from one group to the next: decides on a view, then enters it."""
+"""Moves this process to the next group: the members decide on a view, and then enter the view."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ _FAREWELLS_SECONDS = 3.0
 
 
 def inquire(node: Node, calls: Calls) -> Iterator[str]:
-    """Yields the reports of the other members; skips members that do not answer."""
+    """Requests a report from each other member; yields the reports that arrive in time."""
     for other in node.others:
         header = {"kind": "inquire", "to": other.incarnation}
         try:
@@ -43,12 +43,14 @@ def inquire(node: Node, calls: Calls) -> Iterator[str]:
 
 
 def say_farewell(node: Node, calls: Calls, last_word: AcceptorState) -> bool:
-    """Sends another member this process's last word, and all last words received here.
+    """Sends the last word of this process to another member that still runs.
 
-    So the last member to leave knows the last words of all others.
+    This function also sends all last words that this process has received from other members. In
+    this way, the last member to leave knows the last words of all others.
 
     Returns:
-        Whether no member needs this process's record any more.
+        Whether another member has received the last word, or no other member is left. The record of
+        this process is then no longer needed.
     """
     header = {
         "kind": "farewell",
@@ -64,11 +66,11 @@ def say_farewell(node: Node, calls: Calls, last_word: AcceptorState) -> bool:
             heard = {one: encode_acceptor(word) for one, word in node.last_words.items()}
             to = {**header, "heard": heard, "to": other.incarnation}
             answer = calls.ask(other.worker.address, to, seconds)
-        except (OSError, WireError, TfdistError):  # that member also ends, or is busy
+        except (OSError, WireError, TfdistError):  # this member is also leaving, or is busy
             continue
         if answer["kind"] != "other":
             return True
-    return not node.others  # True if all their last words have arrived meanwhile.
+    return not node.others  # empty if all other members have sent their last words meanwhile
 
 
 _LOST = (State.DEAD, State.GONE, State.LOST)
@@ -79,21 +81,23 @@ _MAX_STAGGER_SECONDS = 10.0
 
 
 class ViewEntry:
-    """One attempt to enter a view.
+    """One attempt of this process to enter a view, which connects the members of the view.
 
-    A member that has ended its attempt never enters this view afterward. So the members that have
-    arrived may leave out a live member that has not arrived: no group of this view can form without
-    all of its members, and a quorum of them decides on the next generation.
+    The group of a view forms only if all its members enter the view. A member never tries again
+    after its attempt has failed. If some members stop waiting for a live member that has not
+    arrived, the group of this view can therefore never form, and a quorum of the members can decide
+    on the next generation.
 
     Args:
-        node: this process.
-        calls: how to call the others.
-        view: the view.
-        terms: `patience`, `busy`, `timeout` and `check` are used.
-        announce: called with lines that name the missing workers.
+        node: the state of this process as a member.
+        calls: sends the requests to the other members.
+        view: the view to enter.
+        terms: the conditions for forming the group. `patience`, `busy`, `timeout` and `check` are
+            used, and the incarnations in `suspects` and `silent` get less time.
+        announce: called with messages that name the missing workers.
 
     Attributes:
-        absent: incarnation -> reason, for members that have not arrived in time.
+        absent: maps the incarnation of each member that has not arrived in time to the reason.
     """
 
     def __init__(
@@ -108,8 +112,8 @@ class ViewEntry:
         self._calls = calls
         self._view = view
         self._terms = terms
-        # The first member to time out asks the others to form the next group. The deadlines are
-        # staggered, so that two members seldom ask at the same time.
+        # The first member that times out asks the others to form the next group. The deadlines of
+        # the members differ a little, so that two members rarely ask at the same time.
         stagger = min(_STAGGER_SECONDS * (view.rank(node.me) or 0), _MAX_STAGGER_SECONDS)
         self._deadline = time.monotonic() + terms.busy + stagger
         self.absent: dict[str, str] = {}
@@ -117,14 +121,14 @@ class ViewEntry:
         self._contacts: list[MemberProbe] = []
 
     def run(self) -> dict[int, socket] | None:
-        """Waits until all members have entered.
+        """Waits until all members have entered the view.
 
         Returns:
-            The connections for the session; None if a member is lost meanwhile, has not arrived in
+            The connections for the session, by rank. None if a member is lost, has not arrived in
             time, or already forms the next group.
 
         Raises:
-            GroupLostError: rank 0 has arrived and waits for others, but does not finish in time.
+            GroupLostError: rank 0 has arrived, but has not received the other members in time.
         """
         try:
             if len(self._view.members) == 1:
@@ -142,7 +146,8 @@ class ViewEntry:
         header = {"kind": "decided", "view": encode_view(view)}
         others = view.members[1:]
         for member in others:
-            # The member learns of the view, and this rank learns if the member dies.
+            # This request tells the member about the view. By repeating the request, this process
+            # also finds out if the member dies.
             contact = self._contact(member, header, _is_answer, _AGAIN_SECONDS)
             self._contacts.append(contact)
         wanted = {member.incarnation for member in others}
@@ -182,7 +187,7 @@ class ViewEntry:
         return {rank: sock for rank, sock in ranks.items() if rank is not None}
 
     def _listen(self) -> None:
-        """Learns of later views from members that have continued without this process."""
+        """Learns of a later view if the answer of a member contains one."""
         for contact in self._contacts:
             if contact.answer and contact.answer.get("view"):
                 view = decode_view(contact.answer["view"])
@@ -193,13 +198,13 @@ class ViewEntry:
         node, first = self._node, self._view.members[0]
         member = encode_member(node.member)
         header = {"kind": "enter", "view": encode_view(self._view), "member": member}
-        here = noticed = False  # whether rank 0 has arrived
+        here = noticed = False  # whether rank 0 has arrived, now or at any time
 
         def watch(frame: Header) -> bool:
             nonlocal here, noticed
             here = frame.get("here") is True
             if here and not noticed:
-                # Rank 0 waits for the others for up to `busy` seconds, then forms the next group.
+                # Rank 0 waits up to `busy` seconds for the others, and then forms the next group.
                 noticed = True
                 self._deadline = time.monotonic() + self._terms.busy + self._terms.timeout
             return frame["kind"] in ("go", "decided")
@@ -246,7 +251,7 @@ class ViewEntry:
         return contact.evidence.state(time.monotonic(), patience) in _LOST
 
     def _is_over(self) -> bool:
-        """Whether another member already forms the next group."""
+        """Whether another member already forms the next group, or has already formed it."""
         acceptor = self._node.acceptor
         return acceptor.view != self._view or acceptor.promised != NONE or bool(acceptor.excluded)
 
@@ -278,18 +283,19 @@ _YIELD_SECONDS = 0.1
 
 
 class Regrouping:
-    """One call of `Membership.regroup`, or the admission of a newcomer.
+    """Forms a new group during one call of `Membership.regroup` or `Joiner.wait`.
 
-    A live member may be too late to lead or to enter a view. The next view leaves it out if the
-    others are a majority, and the member learns of that when it arrives.
+    A live member may arrive too late to lead or to enter a view. If the other members are a
+    majority, the next view does not contain this member. It learns of this view when it arrives.
 
     Args:
-        node: this process, which belongs to a view.
-        calls: how to call the others.
+        node: the state of this process, which belongs to a view.
+        calls: sends the requests to the other members.
         terms: the conditions for forming the group.
-        planned: whether all members call this on their own at the end of a step.
-        reason: reported to the others if their steps have to be interrupted.
-        announce: called with lines about the progress.
+        planned: whether all members regroup together at the end of a step. If False, members that
+            still run a step are interrupted.
+        reason: the reason for the interruption, which is sent to the other members.
+        announce: called with each progress message.
     """
 
     def __init__(
@@ -307,21 +313,21 @@ class Regrouping:
         self._planned = planned
         self._reason = reason
         self._announce = announce
-        self._lost: set[str] = set()  # members that cannot lead
+        self._lost: set[str] = set()  # the members that cannot lead
         self._absent: dict[str, str] = {}
         self._begin_wait()
 
     def run(self, base: int) -> tuple[View, dict[int, socket]]:
-        """Forms a group of a later generation.
+        """Forms a group with a later generation than `base`.
 
         Args:
-            base: the last generation that included this process.
+            base: the generation of the last group that contained this process.
 
         Returns:
-            The new view, and the connections for its session.
+            The new view, and the connections for the session of the new group.
 
         Raises:
-            GroupLostError: this worker cannot continue.
+            GroupLostError: this worker cannot continue (see `Membership.regroup`).
         """
         node = self._node
         attempts = 0
@@ -338,8 +344,9 @@ class Regrouping:
                     return view, sockets
                 base, attempts, self._planned = view.generation, 0, False
                 self._absent = entering.absent
-                # The others may still wait to enter, and form the next group only when asked. So
-                # this member leads, although members with lower ranks may be alive.
+                # The other members may still wait to enter this view. They form the next group only
+                # if a member asks them. So this member leads the next group, although members with
+                # lower ranks may be alive.
                 self._lost = set(view.incarnations[: view.rank(node.me)]) if self._absent else set()
                 self._begin_wait()
             else:
@@ -353,11 +360,11 @@ class Regrouping:
                 attempts += 1
 
     def _begin_wait(self) -> None:
-        """Starts the time limit for enough workers to arrive, or starts it again."""
+        """Starts or restarts the time limit in which enough workers must arrive."""
         self._deadline = time.monotonic() + self._terms.timeout
 
     def _decide(self, view: View, attempts: int) -> None:
-        """Makes an attempt to have the next view decided, or waits for another member's attempt."""
+        """Proposes the next view if this process leads; otherwise waits for the leader."""
         node = self._node
         lead = leader(view, self._lost)
         with node.changed:
@@ -380,9 +387,9 @@ class Regrouping:
             rank = view.rank(node.me)
             other = view.members[overruled.rank] if overruled.rank < len(view.members) else None
             if other is not None:
-                self._absent.pop(other.incarnation, None)  # it has arrived
+                self._absent.pop(other.incarnation, None)  # its ballot shows that it has arrived
             if other is not None and rank is not None and overruled.rank < rank:
-                self._lost.discard(other.incarnation)  # it leads after all
+                self._lost.discard(other.incarnation)  # it can lead after all
             elif other is not None and overruled.rank != rank:
                 self._yield(view, attempts)
         else:
@@ -393,7 +400,7 @@ class Regrouping:
         return {"planned": self._planned, "reason": self._reason}
 
     def _yield(self, view: View, attempts: int) -> None:
-        """Gives a member with a higher rank time to finish its attempt."""
+        """Waits a short time, so that a member with a higher rank can finish its attempt."""
         node = self._node
         end = time.monotonic() + _YIELD_SECONDS * (1 + min(attempts, 10))
         with node.changed:
@@ -405,7 +412,7 @@ class Regrouping:
         header = {"kind": "await", "view": encode_view(view), **self._extra}
         patience = self._terms.patience_with(lead)
         last = time.monotonic() + self._terms.busy
-        busy, here = True, False  # until its frames say otherwise
+        busy, here = True, False  # assumed until the first frame of the leader arrives
         waits = WaitMessages(node.member.worker, self._terms.busy, self._announce)
 
         def watch(frame: Header) -> bool:
@@ -433,7 +440,7 @@ class Regrouping:
                         if busy:
                             self._begin_wait()
                         return
-                    # A leader that has arrived may itself wait `busy` seconds for absent members.
+                    # The leader may itself wait `busy` seconds for absent members.
                     waits_long = busy or (here and bool(self._absent))
                     if now >= (last if waits_long else self._deadline):
                         seconds = self._terms.busy if waits_long else self._terms.timeout
@@ -463,7 +470,7 @@ class Regrouping:
 
 
 def given_up(member: Member, view: View) -> GroupLostError:
-    """Returns the error of a worker that the new group has left out."""
+    """Returns the error that a worker raises if the new group was formed without it."""
     return GroupLostError(
         f"{member} was given up: generation {view.generation} of the group was formed without it, "
         f"by {len(view.members)} workers with {view.members[0]} as rank 0. Start it again to join "

@@ -1,4 +1,7 @@
-"""Views, which are the members of one generation, and pure decisions about the next view."""
+"""Views, which list the members of one generation, and functions that compute the next view.
+
+The functions have no side effects.
+"""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,14 +16,17 @@ _MAX_LENGTH = 512
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """Identifies a process, so that others on the same machine can see whether it still runs.
+    """Identifies a process, so that other processes on the machine can see if it still runs.
 
     Attributes:
-        machine: processes with the same text see one another's process ids.
-        pid: its process id.
-        started: its start time in the kernel's ticks; distinguishes it from later users of the pid.
-        record: the file with its last word; "" if it keeps none.
-        witness: the address of its launcher, which reports whether it is dead; "" without one.
+        machine: the name of the machine. Two processes with the same name can see each other's
+            process ids.
+        pid: the process id.
+        started: the start time of the process in clock ticks since boot. It distinguishes the
+            process from a later process with the same id. 0 if it is unknown.
+        record: the path of the record of the process; "" if it keeps no record.
+        witness: the address of the launcher, which reports whether the process is dead; "" without
+            a launcher.
     """
 
     machine: str
@@ -32,12 +38,13 @@ class ProcessIdentity:
 
 @dataclass(frozen=True)
 class Member:
-    """A process that belongs to a view, or wants to join.
+    """A process that belongs to a view, or that wants to join a job.
 
     Attributes:
-        worker: its entry in the cluster.
-        incarnation: a random token; a restarted process has another one.
-        place: where it runs.
+        worker: the entry of the process in the cluster.
+        incarnation: a random token that identifies the process. If a worker is restarted, the new
+            process has a different token.
+        place: the identity of the process on its machine.
     """
 
     worker: Worker
@@ -53,8 +60,8 @@ class View:
     """The members of a generation, in rank order.
 
     Attributes:
-        generation: its number.
-        members: never empty.
+        generation: the number of the generation.
+        members: the members; there is at least one.
     """
 
     generation: int
@@ -62,28 +69,28 @@ class View:
 
     @property
     def incarnations(self) -> tuple[str, ...]:
-        """The tokens of the members, in rank order."""
+        """The incarnations of the members, in rank order."""
         return tuple(member.incarnation for member in self.members)
 
     def rank(self, incarnation: str) -> int | None:
-        """Returns the rank of a process in this view; None if it is not a member."""
+        """Returns the rank of a process in this view; None if the process is not a member."""
         tokens = self.incarnations
         return tokens.index(incarnation) if incarnation in tokens else None
 
     def topology(self, rank: int) -> Topology:
-        """Returns the view's topology for the member with this rank."""
+        """Converts the view to the topology of the member with the given rank."""
         workers = tuple(member.worker for member in self.members)
         me = workers[rank]
         return Topology(workers, rank, me.task_type, me.task_index, self.generation)
 
 
 def encode_member(member: Member) -> dict[str, Any]:
-    """Returns a member as JSON."""
+    """Converts a member to an object that can be serialized as JSON."""
     return asdict(member)
 
 
 def decode_member(data: object) -> Member:
-    """Returns a member from JSON.
+    """Converts the result of `encode_member` back to a member.
 
     Raises:
         WireError: `data` is not a member.
@@ -105,14 +112,14 @@ def decode_member(data: object) -> Member:
 
 
 def encode_view(view: View | None) -> dict[str, Any] | None:
-    """Returns a view as JSON."""
+    """Converts a view to an object that can be serialized as JSON."""
     if view is None:
         return None
     return {"generation": view.generation, "members": [encode_member(m) for m in view.members]}
 
 
 def decode_view(data: object) -> View:
-    """Returns a view from JSON.
+    """Converts the result of `encode_view` back to a view.
 
     Raises:
         WireError: `data` is not a view.
@@ -129,12 +136,12 @@ def decode_view(data: object) -> View:
 
 
 def _is_text(value: object) -> bool:
-    """Whether a value is a short, printable text: a stranger's must not inject log lines."""
+    """Whether a value that a peer has sent is a short, printable text, which is safe to log."""
     return type(value) is str and len(value) <= _MAX_LENGTH and value.isprintable()
 
 
 class State(Enum):
-    """A proposer's knowledge of another member."""
+    """What a proposer knows about another member."""
 
     AWAITED = "awaited"
     ANSWERED = "answered"
@@ -148,14 +155,16 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Patience:
-    """How long to wait for a member that does not answer.
+    """How long to wait for a member that does not answer, before it counts as lost.
 
     Attributes:
-        refused: seconds for which its address may refuse connections if no process sees it alive.
-            (No process listens there while workers connect to one another.)
-        silent: seconds for which it may be silent; it may be suspended, or disconnected.
-        unseen: seconds for which it may be silent if no process sees it alive; None for no separate
-            limit.
+        refused: seconds for which the member's address may refuse connections, if no process sees
+            the member alive. A live member refuses connections while it opens the connections of
+            a new group.
+        silent: seconds for which the member may be silent in any case. It may be suspended or
+            disconnected.
+        unseen: seconds for which the member may be silent if no process sees it alive. None if
+            there is no such limit.
     """
 
     refused: float
@@ -165,16 +174,17 @@ class Patience:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The facts known about a member, with times in seconds of any clock.
+    """The facts that are known about a member. All times are in seconds of the same clock.
 
     Attributes:
-        answered: whether it has answered.
-        dead: whether it is dead for certain.
-        last_word: whether its last word is known.
-        refused_since: when its address began to refuse connections; None if it does not.
-        silent_since: when its silence began; None if it is not silent.
-        alive: whether the last inquiry on its machine has found it alive.
-        sought: whether such an inquiry has been attempted.
+        answered: whether the member has answered.
+        dead: whether the member is known to be dead.
+        last_word: whether the last word of the member is known.
+        refused_since: the time since which the member's address has refused connections; None if
+            the last attempt was not refused.
+        silent_since: the time since which the member has been silent; None if it is not silent.
+        alive: whether a process on the member's machine has seen it alive at the last check.
+        sought: whether there was such a check.
     """
 
     answered: bool = False
@@ -186,7 +196,7 @@ class Evidence:
     sought: bool = False
 
     def state(self, now: float, patience: Patience) -> State:
-        """Returns the member's state; a proposer waits for it only in `State.AWAITED`.
+        """Returns the member's state. A proposer waits for the member only in `State.AWAITED`.
 
         Example:
             >>> patience = Patience(refused=1.0, silent=60.0)
@@ -213,17 +223,21 @@ class Evidence:
 
 
 def leader(view: View, lost: Collection[str]) -> Member | None:
-    """Returns the proposer: the member of the lowest rank that is not lost; None if all are.
+    """Returns the member that proposes the next view: the lowest rank that is not lost.
 
     Args:
-        view: the present view; its members decide on the next one.
-        lost: the incarnations of the members that do not answer.
+        view: the current view. Its members decide on the next view.
+        lost: the incarnations of the members that cannot lead, for example because they do not
+            answer.
+
+    Returns:
+        The member; None if all members are lost.
     """
     return next((one for one in view.members if one.incarnation not in lost), None)
 
 
 def all_accounted_for(states: Iterable[State]) -> bool:
-    """Whether there is no member left to wait for."""
+    """Whether no member is in `State.AWAITED`, so that the proposer need not wait any longer."""
     return State.AWAITED not in states
 
 
@@ -233,15 +247,15 @@ def compose(
     joiners: Sequence[Member],
     max_workers: int | None,
 ) -> View:
-    """Returns the view to propose: the continuing members in order, then waiting processes.
+    """Returns the view to propose: first the members that continue, then the joining processes.
 
-    A newcomer replaces a member with the same address if that member does not continue.
+    A joining process is admitted only if no member that continues has the same address.
 
     Args:
-        view: the present view; its members decide on the next one.
+        view: the current view. Its members decide on the next view.
         promised: the incarnations of the members that continue.
         joiners: the processes that wait to be admitted, in order of arrival.
-        max_workers: newcomers are admitted only up to this group size; None for no limit.
+        max_workers: the maximum size up to which newcomers are admitted; None for no limit.
     """
     members = [one for one in view.members if one.incarnation in promised]
     taken = {one.worker.address for one in members}
@@ -255,5 +269,5 @@ def compose(
 
 
 def names(view: View, states: Mapping[str, State], wanted: Collection[State]) -> list[str]:
-    """Returns the members of a view whose state is among the wanted ones."""
+    """Returns the names of the members of a view that are in one of the wanted states."""
     return [str(m) for m in view.members if states.get(m.incarnation) in wanted]

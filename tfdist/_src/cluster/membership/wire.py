@@ -1,4 +1,4 @@
-"""The messages between members, as the headers of frames."""
+"""Encodes the messages between members as headers of frames, and decodes them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ FRAME_LIMIT = 4 * 1024 * 1024
 
 
 def encode_request(request: consensus.Request) -> Header:
-    """Encodes a proposer's request."""
+    """Converts a proposer's request to the header of a frame."""
     header = {"view": encode_view(request.view), "ballot": _ballot(request.ballot)}
     if isinstance(request, consensus.Accept):
         return {"kind": "accept", **header, "proposal": encode_view(request.proposal)}
@@ -20,7 +20,7 @@ def encode_request(request: consensus.Request) -> Header:
 
 
 def decode_request(header: Header) -> consensus.Request:
-    """Decodes a proposer's request.
+    """Converts the header of a frame to a proposer's request.
 
     Raises:
         WireError: the header is malformed.
@@ -32,7 +32,7 @@ def decode_request(header: Header) -> consensus.Request:
 
 
 def encode_reply(reply: consensus.Reply) -> Header:
-    """Encodes a member's reply to a proposer."""
+    """Converts a member's reply to a proposer to the header of a frame."""
     if isinstance(reply, consensus.Promise):
         vote = _vote(reply.accepted)
         return {"kind": "promise", "ballot": _ballot(reply.ballot), "accepted": vote}
@@ -45,7 +45,7 @@ def encode_reply(reply: consensus.Reply) -> Header:
 
 
 def decode_reply(header: Header) -> consensus.Reply | None:
-    """Decodes a member's reply to a proposer; returns None for any other answer.
+    """Converts the header of a frame to a reply to a proposer; None for other kinds of frames.
 
     Raises:
         WireError: the header is malformed.
@@ -64,7 +64,7 @@ def decode_reply(header: Header) -> consensus.Reply | None:
 
 
 def encode_acceptor(acceptor: consensus.AcceptorState) -> dict[str, Any]:
-    """Encodes the promises and votes of a process."""
+    """Converts the promises and votes of a process to an object that can be serialized as JSON."""
     return {
         "view": encode_view(acceptor.view),
         "promised": _ballot(acceptor.promised),
@@ -74,7 +74,7 @@ def encode_acceptor(acceptor: consensus.AcceptorState) -> dict[str, Any]:
 
 
 def decode_acceptor(data: object) -> consensus.AcceptorState:
-    """Decodes the promises and votes of a process.
+    """Converts the result of `encode_acceptor` back to the promises and votes of a process.
 
     Raises:
         WireError: the data is malformed.

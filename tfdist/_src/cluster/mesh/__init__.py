@@ -1,1 +1,1 @@
-"""Full meshes: connections between all ranks of a group, and shared memory on each host."""
+"""Connects each pair of ranks of a group, and shares memory between the ranks of each host."""

@@ -1,4 +1,7 @@
-"""Connects a rank to all others of its group: dials lower ranks, accepts higher ones."""
+"""Connects a rank to all other ranks of its group.
+
+The rank opens the connections to the lower ranks, and accepts connections from the higher ranks.
+"""
 
 import contextlib
 import selectors
@@ -34,15 +37,16 @@ _Key = tuple[int, str]
 
 
 class FullMeshConnector:
-    """Opens this rank's connections within a group.
+    """Opens the connections between this rank and the other ranks of its group.
 
     Args:
-        topology: the session's ranks.
+        topology: all workers of the session.
         group: the group of this process.
-        listeners: non-blocking listening sockets; the caller closes them.
-        options: `start_timeout` and `secret` are used.
-        tls: the TLS contexts for the handshakes; None for handshakes without TLS.
-        announce: called with each line about strangers and missing workers.
+        listeners: non-blocking sockets that listen at the address of this rank. The caller must
+            close them.
+        options: the job's options. `start_timeout` and `secret` are used.
+        tls: the TLS contexts for the handshakes; None if the job does not use TLS.
+        announce: called with each message about a missing worker or a rejected connection.
     """
 
     def __init__(
@@ -60,7 +64,7 @@ class FullMeshConnector:
         self._subject = f"mesh {group.identity}"
         self._progress = WaitMessages(topology.me, options.start_timeout, announce)
         self._mine = Identity.of(topology, self._subject)
-        self._changed = threading.Condition()  # guards the next three
+        self._changed = threading.Condition()  # guards the next three attributes, and `_error`
         self._sockets: dict[_Key, socket.socket] = {}
         self._attempts: dict[_Key, int] = {}
         self._missing = {
@@ -96,11 +100,13 @@ class FullMeshConnector:
         )
 
     def start(self) -> None:
-        """Starts listening and dialing.
+        """Starts the thread that opens and accepts the connections.
 
-        This is not part of the constructor, so that the caller can call `close` after any error.
+        The constructor does not start the thread, so that the caller can call `close` if starting
+        the thread fails.
         """
-        # Each rank dials the next lower rank first, so that not all ranks begin with the same peer.
+        # Each rank first connects to the next lower rank. Otherwise, all ranks would connect to the
+        # same rank at the same time.
         own = self._group.rank
         self._connector.start(
             [
@@ -112,11 +118,11 @@ class FullMeshConnector:
         self._thread.start()
 
     def wait(self, seconds: float, check: Callable[[], None]) -> None:
-        """Waits until all connections are open, one has failed, or `seconds` have passed.
+        """Waits until all connections are open, a connection has failed, or the time is over.
 
         Args:
-            seconds: the maximum wait.
-            check: called about twice a second; raises an error to end the wait.
+            seconds: the maximum number of seconds to wait.
+            check: called about twice a second. An error that it raises ends the wait.
         """
         end = min(self._deadline, time.monotonic() + seconds)
         while True:
@@ -135,14 +141,19 @@ class FullMeshConnector:
         return f"connections with {named([self._topology.workers[rank] for rank in ranks])}"
 
     def status(self, most: int) -> Report:
-        """Reports this rank's missing connections.
+        """Returns a report about the connections that this rank does not have yet.
 
         Args:
-            most: the maximum number of connections to describe when the deadline is near, as
-                [dialer, listener, reason] with ranks of the session.
+            most: the maximum number of connections to describe. They are described only if the
+                deadline is near.
+
+        Returns:
+            A dict. `"missing"` is the number of peers with missing connections. `"some"` lists
+            missing connections as [dialer, listener, reason], with the ranks of the session.
+            `"late"` is True after the deadline.
 
         Raises:
-            Exception: a connection cannot be opened.
+            Exception: a connection cannot be opened, and retrying would not help.
         """
         members = self._group.members
         me = members[self._group.rank]
@@ -159,10 +170,12 @@ class FullMeshConnector:
         return {"missing": len(ranks), "some": list(some.values()), "late": left <= 0}
 
     def finish(self) -> dict[_Key, socket.socket]:
-        """Stops the thread; called once all ranks have all of their connections.
+        """Stops the thread and returns the connections.
+
+        This may be called only when all ranks of the group have all of their connections.
 
         Returns:
-            The connections, in non-blocking mode.
+            The connections as non-blocking sockets, by the peer's rank and the type of connection.
         """
         self._stop()
         for sock in self._sockets.values():
@@ -198,7 +211,7 @@ class FullMeshConnector:
         return f"{self._subject} {kind} {dialer}>{listener}"
 
     def _run(self, listeners: Sequence[socket.socket]) -> None:
-        """Accepts and dials, in a separate thread."""
+        """Runs in a separate thread; accepts and opens connections until `_stop` is called."""
         next_tick = 0.0
         try:
             for sock in listeners:
@@ -218,7 +231,7 @@ class FullMeshConnector:
             self._fail(error)
 
     def _screen(self, hello: Identity) -> None:
-        """Rejects a peer that is not expected here."""
+        """Raises WireError if this rank does not expect a connection from the peer."""
         if error := disagreement(self._topology, self._mine, hello):
             raise WireError(str(error))
         key = self._expected.get(hello.purpose)
@@ -226,9 +239,9 @@ class FullMeshConnector:
             raise WireError(f"{hello} connected for {hello.purpose!r}, which is not expected here")
 
     def _accepted(self, sock: socket.socket, hello: Identity) -> None:
-        # A peer connects again if it did not learn that it was accepted, or if it has abandoned an
-        # attempt. The handshake of an abandoned attempt may complete here after the handshake of
-        # the next attempt.
+        # A peer connects again if its previous attempt has timed out or was interrupted. The
+        # handshake of the previous attempt may nevertheless complete here, even after the handshake
+        # of the new attempt. So only the connection of the latest attempt is kept.
         key = self._expected[hello.purpose]
         with self._changed:
             if hello.attempt < self._attempts.get(key, 0):
@@ -259,7 +272,8 @@ class FullMeshConnector:
             self._missing[key] = "it has accepted a connection, but has not answered yet"
 
     def _connected(self, key: _Key, sock: socket.socket) -> None:
-        # The core cannot take over Python's TLS state; it performs its own handshake.
+        # The native core cannot take over the TLS state of Python's socket. If the job uses TLS,
+        # the core performs its own TLS handshake later.
         sock = close_on_fork(in_the_clear(sock))
         with self._changed:
             if replaced := self._sockets.get(key):
@@ -270,7 +284,7 @@ class FullMeshConnector:
                 self._changed.notify_all()
 
     def _attempt_failed(self, key: _Key, error: Exception) -> None:
-        """Records why dialing failed; a final error fails the whole group."""
+        """Records why an attempt has failed; fails the whole group if retrying would not help."""
         if isinstance(error, (OSError, WireError)):
             with self._changed:
                 reason = why_unreachable(error) if isinstance(error, OSError) else str(error)

@@ -1,4 +1,4 @@
-"""Builds the full mesh of connections that the native core uses."""
+"""Builds the full mesh of connections over which the native core sends tensors."""
 
 import itertools
 import os
@@ -34,23 +34,24 @@ _NAMED = 4
 
 @dataclass(frozen=True)
 class Mesh:
-    """The descriptors that connect a rank to the others of its group; created by `connect`.
+    """The file descriptors that connect a rank to the other ranks of its group.
 
-    Ranks are numbered within the group. The sockets are non-blocking TCP connections without
-    encryption. Any TLS was only used to authenticate the peers; the new owner of the sockets starts
-    TLS again, with the lower rank as the server.
+    A mesh is created by `connect`. All ranks in a mesh are numbered within the group. The sockets
+    are non-blocking TCP connections without encryption. If the job uses TLS, `connect` uses TLS
+    only to authenticate the peers. The code that takes over the sockets must then perform a new TLS
+    handshake, in which the lower rank is the server.
 
     Attributes:
-        name: name of the group, for messages.
-        rank: rank of this process.
-        size: number of ranks in the group.
+        name: the name of the group in messages.
+        rank: the rank of this process.
+        size: the number of ranks in the group.
         ranks: the name of each rank in messages.
-        hosts: host number of each rank.
-        control: control socket to each rank; -1 for this process.
-        data: data socket to each rank on another host; -1 for other ranks.
-        segment: descriptor of the memory shared by the colocated ranks; -1 for a rank that is alone
-            on its host. The memory is initially zero-filled.
-        segment_bytes: size of that memory.
+        hosts: the number of the host on which each rank runs.
+        control: the control socket for each rank; -1 for this process.
+        data: the data socket for each rank on another host; -1 for the ranks on this host.
+        segment: the descriptor of the shared memory of the ranks on this host. The memory is
+            initially filled with zeros. -1 if this rank is the only one on its host.
+        segment_bytes: the size of the shared memory in bytes.
     """
 
     name: str
@@ -66,18 +67,21 @@ class Mesh:
     _memory: HasDescriptor | None = field(default=None, repr=False, compare=False)
 
     def hand_over_segment(self) -> None:
-        """Releases the descriptor of the shared memory to the caller."""
+        """Makes the caller the owner of the descriptor `segment` (see `hand_over`)."""
         if self._memory:
             self._memory.detach()
 
     def hand_over(self) -> None:
-        """Releases all descriptors to the caller: `close` and forked children keep them open."""
+        """Makes the caller the owner of all descriptors, which it must close.
+
+        From now on, `close` does not close these descriptors, and neither do forked children.
+        """
         self.hand_over_segment()
         for owner in self._sockets:
             owner.detach()
 
     def close(self) -> None:
-        """Closes the descriptors, unless handed over; calling this again has no effect."""
+        """Closes the descriptors that have not been handed over; may be called repeatedly."""
         for owner in (*self._sockets, *([self._memory] if self._memory else [])):
             owner.close()
 
@@ -93,27 +97,29 @@ def connect(
 ) -> Mesh | None:
     """Connects the ranks of a group; all ranks of the session must call this together.
 
-    Any two ranks get a control connection, and a data connection if they are on different hosts;
-    colocated ranks share memory. Each connection is authenticated with the job's secret; strangers
-    are rejected with a message. The session splits into one group per distinct list of members.
+    Each pair of ranks gets a control connection. Two ranks on different hosts also get a data
+    connection, and the ranks on the same host share memory. The job's secret authenticates each
+    connection; other connections are rejected and reported. One call can connect several groups:
+    the ranks that pass the same `members` form a group.
 
     Args:
-        session: the connections to all ranks.
-        name: name of the group, for messages; the same on all ranks.
-        members: session ranks of this process's group, in the group's order; empty for a process
-            in no group.
-        options: `start_timeout` is the number of seconds to wait; `secret`, `host` and the TLS
-            options are used.
-        segment_bytes: returns the size of the memory shared by a number of colocated ranks, >= 1.
-        announce: called with each line about strangers and missing workers; writes to stderr by
-            default.
+        session: the session of all ranks.
+        name: the name of the group in messages. It must be the same on all ranks.
+        members: the ranks of the session that form this process's group, in the order of their new
+            ranks. Empty if this process does not belong to a group.
+        options: the job's options. `start_timeout` is the number of seconds to wait. `secret`,
+            `host` and the TLS options are also used.
+        segment_bytes: called with the number of ranks on this host; returns the size of their
+            shared memory in bytes, at least 1.
+        announce: called with each message about a missing worker or a rejected connection; prints
+            to stderr by default.
 
     Returns:
-        The mesh; None for a process in no group.
+        The mesh; None if this process does not belong to a group.
 
     Raises:
-        TfdistError: the group could not be connected; the same error on all ranks of the session,
-            in all groups. The session remains usable, unless the session itself has failed.
+        TfdistError: a group could not be connected. All ranks of the session raise the same error,
+            even the ranks of other groups. The session remains usable unless it has failed itself.
 
     Example:
         >>> from tfdist._src.cluster import Topology, meet
@@ -175,8 +181,9 @@ def _wait_connected(
 ) -> None:
     """Waits until all groups are connected.
 
-    The ranks report their progress in rounds, so that no rank waits for a failed rank, and all
-    ranks raise the same error. The loss of a worker ends a round at once.
+    In each round, all ranks report their progress to rank 0. If a rank has failed, all ranks learn
+    of it at the end of the round and raise the same error. If a worker is lost, the round ends
+    immediately.
     """
 
     def work() -> Report:
@@ -192,8 +199,8 @@ def _wait_connected(
             raise _timeout_error(session.topology, reports, subject, seconds)
         return [{"complete": complete}] * len(reports)
 
-    # A rank that has all of its connections does not wait for the end of a round; the other ranks
-    # report less and less often.
+    # A rank reports immediately when it has all of its connections. The other ranks report at the
+    # end of the round, and each round is longer than the previous one.
     first = max(1.0, session.size * _ROUND_SECONDS_PER_RANK)
     longest = min(_MAX_ROUND_SECONDS, seconds / 2)
     seconds_of_rounds = (min(first * _ROUND_GROWTH**i, longest) for i in itertools.count())
@@ -204,7 +211,10 @@ def _wait_connected(
 def _timeout_error(
     topology: Topology, reports: list[Report], subject: str, seconds: float
 ) -> RendezvousError:
-    """Names some of the missing connections, preferably with the dialer's reason."""
+    """Returns an error that names some of the missing connections and the reasons.
+
+    If both ends have reported a connection, the error contains the reason from the dialer.
+    """
     reasons: dict[tuple[int, int], str] = {}
     for by_dialer in (True, False):
         for rank, report in enumerate(reports):
@@ -216,7 +226,7 @@ def _timeout_error(
         f"{workers[start]} cannot reach {workers[end]} ({reason})"
         for (start, end), reason in sorted(reasons.items())
     ]
-    # Each connection is missing at two ranks.
+    # Both ends of a connection count it as missing.
     more = max(len(missing), sum(report["missing"] for report in reports) // 2) - _NAMED
     others = f" and {more} more" if more > 0 else ""
     return RendezvousError(
@@ -253,18 +263,19 @@ def _mesh(
 
 
 def connect_threads(name: str, ranks: Sequence[str], segment_bytes: SegmentBytes) -> list[Mesh]:
-    """Connects ranks of this process to each other.
+    """Connects several ranks that are threads of this process.
 
     Args:
-        name: name of the group, for messages.
+        name: the name of the group in messages.
         ranks: the name of each rank in messages.
-        segment_bytes: returns the size of the memory shared by a number of ranks, >= 1.
+        segment_bytes: called with the number of ranks; returns the size of their shared memory in
+            bytes, at least 1.
 
     Returns:
         The mesh of each rank.
 
     Raises:
-        OSError: out of memory or descriptors.
+        OSError: the process is out of memory or out of file descriptors.
 
     Example:
         >>> from tfdist._src.cluster.mesh.mesh import connect_threads

@@ -1,4 +1,4 @@
-"""Shares a memory segment among the ranks of each host."""
+"""Shares a segment of memory between the ranks of each host."""
 
 import contextlib
 import errno
@@ -17,24 +17,26 @@ from tfdist._src.cluster.session.session import Lockstep, Report
 from tfdist.errors import ClusterError
 
 _NAME = re.compile(r"tfdist-[0-9a-f]{32}")
-# A file exists only briefly, and its creator locks it almost immediately.
+# Older files are abandoned unless they are locked. The creator of a file locks the file almost
+# immediately, and soon removes its name.
 _ABANDONED_SECONDS = 60.0
 
 
 class Segment:
-    """Zero-filled memory created by this process.
+    """A segment of zero-filled shared memory that this process has created.
 
-    Creating a segment also removes the files that earlier processes of this user left behind when
-    they were killed before `unlink`.
+    The constructor also removes abandoned segments of this user. A segment is abandoned if its
+    creator was killed before it called `unlink`.
 
     Args:
-        size: its size in bytes, >= 1. The space is actually reserved: a full file system raises an
-            error here, instead of killing a process that writes to the memory later.
+        size: the size in bytes, at least 1. The constructor reserves the memory, so that it raises
+            an error if the file system is full. Otherwise, a process that writes to the memory
+            later would be killed.
 
     Attributes:
-        name: an unguessable name, by which other processes of this user can open the memory until
-            `unlink`.
-        descriptor: the memory.
+        name: a random name that other users cannot guess. Until `unlink` is called, other processes
+            of this user can open the memory by this name.
+        descriptor: the descriptor of the memory.
 
     Raises:
         OSError: the memory cannot be created.
@@ -46,7 +48,7 @@ class Segment:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self.descriptor = close_on_fork(Descriptor(os.open(_path(self.name), flags, 0o600)))
         try:
-            # If the file system has no locks, no other process removes the file either.
+            # If the file system does not support locks, `_remove_abandoned` removes nothing.
             with contextlib.suppress(OSError):
                 fcntl.flock(self.descriptor.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.posix_fallocate(self.descriptor.fileno(), 0, size)
@@ -56,24 +58,24 @@ class Segment:
             raise
 
     def unlink(self) -> None:
-        """Removes the name; open descriptors stay valid. Calling this again has no effect."""
+        """Removes the name of the memory; open descriptors stay valid. May be called repeatedly."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(_path(self.name))
 
 
 def open_segment(name: str, size: int) -> Descriptor:
-    """Opens memory created by another process.
+    """Opens a segment that another process has created.
 
     Args:
-        name: its name.
-        size: its expected size in bytes.
+        name: the name of the segment.
+        size: the expected size of the segment in bytes.
 
     Returns:
-        The memory.
+        The descriptor of the memory.
 
     Raises:
-        OSError: it does not exist, or belongs to another user.
-        ValueError: it is not a segment of this size.
+        OSError: the segment does not exist, or it belongs to another user.
+        ValueError: the name is not the name of a segment, or the segment has a different size.
     """
     if not _NAME.fullmatch(name):
         raise ValueError("it does not have the name of a tfdist segment")
@@ -87,14 +89,18 @@ def open_segment(name: str, size: int) -> Descriptor:
 
 
 def remedy(error: OSError) -> str:
-    """Returns the remedy for a failure to create a segment."""
+    """Returns a sentence that tells the user what to do if a segment cannot be created."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return f"Enlarge {MEMORY}; for a container, use docker run --shm-size=1g."
     return f"Make {MEMORY} a writable tmpfs; for a container, use docker run --shm-size=1g."
 
 
 def _remove_abandoned() -> None:
-    """Removes the files of dead creators, in any container: the system has released their locks."""
+    """Removes the files of dead processes.
+
+    A file is removed if it is not locked, because the system releases the locks of dead processes.
+    This also works if the other process ran in a different container.
+    """
     with contextlib.suppress(OSError):
         for name in filter(_NAME.fullmatch, os.listdir(MEMORY)):
             with contextlib.suppress(OSError):
@@ -123,19 +129,21 @@ SegmentBytes = Callable[[int], int]
 
 
 class HostMemory:
-    """The memory that the group's ranks on this host share.
+    """The memory that the ranks of a group share on this host.
 
-    The first of these ranks creates the memory, and the others open it.
+    The lowest of these ranks creates the memory, and the others open it.
 
     Args:
-        group: the group of this process; None if it is in no group.
-        segment_bytes: returns the size of the memory.
-        announce: called with a line if the memory cannot be created.
+        group: the group of this process; None if this process does not belong to a group.
+        segment_bytes: called with the number of ranks on this host; returns the size of their
+            shared memory in bytes.
+        announce: called with a message if the memory cannot be created.
 
     Attributes:
-        descriptor: the memory; None if there is none.
-        size: its size in bytes; 0 if there is none.
-        group: the group; ranks without shared memory count as alone on their hosts.
+        descriptor: the descriptor of the memory; None without shared memory.
+        size: the size of the memory in bytes; 0 without shared memory.
+        group: the group. After `share`, each rank without shared memory has a host of its own in
+            this group.
     """
 
     def __init__(
@@ -153,14 +161,15 @@ class HostMemory:
         self._name: str | None = None
 
     def share(self, steps: Lockstep, plan: SessionPlan) -> None:
-        """Creates and opens the memory, and then unlinks its name.
+        """Creates and opens the memory, and then removes its name.
 
         Args:
-            steps: runs the steps on all ranks of the session.
-            plan: rank 0's plan.
+            steps: runs each step on all ranks of the session.
+            plan: the plan by which rank 0 assigns the memory to the ranks.
 
         Raises:
-            TfdistError: some rank cannot open the memory; also see `Lockstep.run`.
+            TfdistError: a rank cannot open the memory, or the session has failed (see
+                `Lockstep.run`).
         """
         try:
             self._read(steps.run("memory", self._create, plan.share))
@@ -202,7 +211,7 @@ class HostMemory:
         return {"name": self._created.name}
 
     def _read(self, told: Report) -> None:
-        """Notes the name of the memory, and the ranks of the group that have none."""
+        """Stores the memory's name and the ranks without shared memory from rank 0's reply."""
         if self.group is None:
             return
         self._name = told["name"]

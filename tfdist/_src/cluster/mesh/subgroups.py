@@ -1,4 +1,7 @@
-"""Splits a session into subgroups; rank 0 computes them from the reports of all ranks."""
+"""Splits the ranks of a session into subgroups.
+
+All ranks send a report to rank 0, which computes the subgroups from the reports.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ Runs = list[list[int]]
 
 
 def to_runs(numbers: Sequence[int]) -> Runs:
-    """Splits a list into arithmetic sequences.
+    """Converts a list to runs: arithmetic sequences, each written as [start, step, count].
 
     Example:
         >>> to_runs([0, 1, 2, 3, 7, 7, 7])
@@ -40,7 +43,7 @@ def to_runs(numbers: Sequence[int]) -> Runs:
 
 
 def from_runs(runs: Iterable[Sequence[int]]) -> list[int]:
-    """Returns the list that `to_runs` has split.
+    """Converts the result of `to_runs` back to the list.
 
     Example:
         >>> from_runs([[0, 1, 4], [7, 0, 3]])
@@ -57,15 +60,16 @@ _NETWORK = "/proc/self/ns/net"
 
 
 def host_key(options: Options) -> str:
-    """Returns a key that is equal for two processes exactly if they are on the same host.
+    """Returns a key that identifies the host of this process.
 
-    Containers on one machine count as one host only if they share the network and /dev/shm.
+    Two processes have the same key if and only if they run on the same host. Two containers on one
+    machine count as the same host only if they share the network namespace and /dev/shm.
 
     Args:
-        options: `host` overrides automatic detection.
+        options: the job's options. `host` overrides the automatic detection.
 
     Returns:
-        An opaque string, only to be compared for equality.
+        A string that the caller may only compare with other keys.
 
     Example:
         >>> host_key(Options(host="a"))
@@ -77,7 +81,7 @@ def host_key(options: Options) -> str:
 
 
 def numbered(keys: Sequence[Hashable]) -> tuple[int, ...]:
-    """Numbers hosts in order of first appearance.
+    """Returns the number of each key; keys are numbered in the order of their first appearance.
 
     Example:
         >>> numbered(["a", "b", "a", "c"])
@@ -88,7 +92,7 @@ def numbered(keys: Sequence[Hashable]) -> tuple[int, ...]:
 
 
 def _boot() -> str:
-    """Identifies a machine until it is restarted."""
+    """Returns an id of this machine, which changes when the machine restarts."""
     try:
         with open(_BOOT) as file:
             return file.read().strip()
@@ -106,22 +110,24 @@ def _network() -> str:
 def _memory() -> str:
     try:
         return str(os.stat(MEMORY).st_dev)
-    except OSError:  # nothing can be shared; creating the segment will report it
+    except OSError:  # no memory can be shared; creating a segment then reports the reason
         return "none"
 
 
 @dataclass(frozen=True)
 class Subgroup:
-    """A group of ranks, renumbered from 0.
+    """A group of ranks of a session. The ranks of a group are numbered from 0.
 
     Attributes:
-        identity: unique to the group.
-        members: session rank of each rank of the group.
-        rank: this process's rank in the group.
+        identity: a random text that identifies the group.
+        members: the session rank of each rank of the group.
+        rank: the rank of this process in the group.
         names: the name of each rank in messages.
-        addresses: each rank's entry in the cluster; empty for a single process.
-        ports: the ports at which each rank listens; None for the port in its address.
-        hosts: host number of each rank; hosts are numbered in order of first appearance.
+        addresses: the `"host:port"` of each rank in the cluster; empty for a single process.
+        ports: the ports at which each rank listens. None if the rank listens at the port of its
+            address.
+        hosts: the host number of each rank. Hosts are numbered in the order in which they first
+            appear among the ranks.
     """
 
     identity: str
@@ -138,21 +144,25 @@ class Subgroup:
         return len(self.members)
 
     def colocated(self, rank: int) -> list[int]:
-        """Returns all ranks on the same host as a rank, including itself."""
+        """Returns the ranks on the same host as `rank`, including `rank`."""
         return [other for other in range(self.size) if self.hosts[other] == self.hosts[rank]]
 
     def without_memory(self, ranks: Sequence[int]) -> Subgroup:
-        """Returns the group without shared memory on these ranks, as if on separate hosts."""
+        """Returns a copy of the group in which each of these ranks has a host of its own.
+
+        These ranks cannot share memory, so they communicate as if they were on different hosts.
+        """
         alone = frozenset(ranks)
         keys = [("rank", r) if r in alone else ("host", h) for r, h in enumerate(self.hosts)]
         return replace(self, hosts=numbered(keys))
 
 
 def check_members(members: Sequence[int], topology: Topology) -> None:
-    """Checks this rank's list of members.
+    """Checks the list of members that this rank has passed to `connect`.
 
     Raises:
-        ValueError: the list is invalid for this rank.
+        ValueError: the list contains a rank twice or an invalid rank, or does not contain this
+            rank.
     """
     known = range(topology.size)
     if len(set(members)) != len(members) or any(member not in known for member in members):
@@ -168,35 +178,36 @@ def check_members(members: Sequence[int], topology: Topology) -> None:
 
 
 class SessionPlan:
-    """Rank 0's plan to split a session into groups, made from the reports of all ranks.
+    """The plan by which rank 0 splits a session into groups. It is based on reports of all ranks.
 
-    The work is proportional to the number of ranks, but the size of the reply to each rank mostly
-    does not depend on that number.
+    The time to compute the plan is proportional to the number of ranks. In most cases, the size of
+    the reply to each rank does not depend on the number of ranks.
 
     Args:
-        topology: the session's ranks.
+        topology: all workers of the session.
         subject: the name of the group in messages.
     """
 
     def __init__(self, topology: Topology, subject: str) -> None:
         self._topology = topology
         self._subject = subject
-        self._group_of: list[int] = []  # each rank's group number; -1 for a rank in no group
+        self._group_of: list[int] = []  # the group number of each rank; -1 without a group
         self._members: list[list[int]] = []
         self._hosts: list[tuple[int, ...]] = []
 
     def split(self, reports: Sequence[Report]) -> list[Report]:
-        """Finds the groups.
+        """Computes the groups.
 
         Args:
-            reports: each rank's `"members"` (runs), `"identity"`, `"host"`, and `"ports"`. The
-                ports are None if they equal the port in the rank's address.
+            reports: the report of each rank, a dict with the keys `"members"` (as runs),
+                `"identity"`, `"host"` and `"ports"`. The ports are None if the rank listens at the
+                port of its address.
 
         Returns:
-            The description of each rank's group, for `group_of`.
+            For each rank, the description of its group, which `group_of` decodes.
 
         Raises:
-            ProgramMismatchError: two ranks of one group passed different members.
+            ProgramMismatchError: two ranks of the same group have passed different members.
         """
         numbers: dict[str, int] = {}
         self._group_of = [
@@ -229,14 +240,16 @@ class SessionPlan:
         return [found[number] if number >= 0 else {} for number in self._group_of]
 
     def share(self, reports: Sequence[Report]) -> list[Report]:
-        """Finds the name of the shared memory of each rank's host.
+        """Tells each rank the name of the shared memory on its host.
 
         Args:
-            reports: each rank's report, with `"name"` if the rank has created its host's memory.
+            reports: the report of each rank, a dict. It contains the key `"name"` if the rank has
+                created the shared memory of its host.
 
         Returns:
-            For each rank, `"name"`, which is None if its host has no shared memory, and
-            `"without"`: the ranks of its group on hosts without shared memory, as runs.
+            For each rank, a dict with the keys `"name"` and `"without"`. The name is None if the
+            rank's host has no shared memory. The value of `"without"` lists all ranks of the group
+            that run on hosts without shared memory, as runs.
         """
         told: list[Report] = [{} for _ in reports]
         for members, hosts in zip(self._members, self._hosts, strict=True):
@@ -261,11 +274,11 @@ def group_of(topology: Topology, told: Report) -> Subgroup | None:
     """Returns the group of this process.
 
     Args:
-        topology: the session's ranks.
-        told: the description of the group from `SessionPlan.split`.
+        topology: all workers of the session.
+        told: the description of the group that rank 0 has sent (see `SessionPlan.split`).
 
     Returns:
-        The group; None if this process is in no group.
+        The group; None if this process does not belong to a group.
     """
     if not told:
         return None
@@ -285,7 +298,11 @@ def group_of(topology: Topology, told: Report) -> Subgroup | None:
 
 
 def _describe_hosts(hosts: Sequence[int]) -> Report:
-    """Returns the number of ranks on each host if these are consecutive; else each rank's host."""
+    """Returns a short description of the hosts of all ranks.
+
+    If the ranks of each host are consecutive, the description contains the number of ranks on each
+    host. Otherwise, it contains the host number of each rank.
+    """
     if list(hosts) == sorted(hosts):
         return {"ranks_per_host": to_runs([len(list(ranks)) for _, ranks in groupby(hosts)])}
     return {"hosts": to_runs(hosts)}

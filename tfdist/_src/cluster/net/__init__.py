@@ -1,1 +1,1 @@
-"""Building blocks of the connections between workers: addresses, sockets, TLS and frames."""
+"""Functions for addresses, sockets, TLS and frames, used by all connections between workers."""

@@ -1,4 +1,4 @@
-"""Resolves host names before a deadline, even if the name service hangs."""
+"""Resolves host names within a time limit, even if the name service does not answer."""
 
 import ipaddress
 import socket
@@ -19,17 +19,17 @@ Endpoint = tuple[socket.AddressFamily, Any]
 
 
 def resolve(address: str, seconds: float = _LOOKUP_SECONDS) -> list[Endpoint]:
-    """Resolves an address once.
+    """Resolves an address in a single attempt.
 
     Args:
-        address: `"host:port"`.
-        seconds: the time limit of the lookup.
+        address: the address, as `"host:port"`.
+        seconds: the time limit for the lookup.
 
     Returns:
         The endpoints to connect to, in order of preference.
 
     Raises:
-        OSError: the name does not resolve in time.
+        OSError: the host name does not resolve, or not within the time limit.
 
     Example:
         >>> resolve("127.0.0.1:2222")[0][1]
@@ -50,7 +50,8 @@ def resolve(address: str, seconds: float = _LOOKUP_SECONDS) -> list[Endpoint]:
             answer.append(OSError("it is not a valid host name"))
         done.set()
 
-    # getaddrinfo can take minutes and cannot be interrupted, so it runs in a daemon thread.
+    # getaddrinfo can take minutes and cannot be interrupted, so it runs in a daemon thread. This
+    # thread does not prevent the process from exiting.
     threading.Thread(target=ask, name="tfdist-resolve", daemon=True).start()
     if not done.wait(seconds):
         raise TimeoutError(f"no answer from the name service in {seconds:.0f} s")
@@ -62,18 +63,18 @@ def resolve(address: str, seconds: float = _LOOKUP_SECONDS) -> list[Endpoint]:
 def check_resolvable(
     address: str, *, name: str | None = None, timeout: float | None = None
 ) -> list[Endpoint]:
-    """Checks that an address resolves, retrying for a while.
+    """Checks that an address resolves; if it does not, retries until a timeout.
 
     Args:
-        address: `"host:port"`.
-        name: its name in an error message; the address by default.
-        timeout: seconds to keep trying; 8 by default.
+        address: the address, as `"host:port"`.
+        name: the name of the worker in an error message; by default, the address.
+        timeout: the number of seconds until the last attempt; 8 by default.
 
     Returns:
         The endpoints to connect to, in order of preference.
 
     Raises:
-        ClusterError: it still does not resolve.
+        ClusterError: the address does not resolve before the timeout.
 
     Example:
         >>> len(check_resolvable("127.0.0.1:2222"))
@@ -95,7 +96,9 @@ def check_resolvable(
 
 
 class NameChecks:
-    """Finds names that do not resolve on this machine, in another thread, for messages.
+    """Finds out which host names do not resolve on this machine, in a background thread.
+
+    Error messages and progress messages use this to explain why a worker is missing.
 
     Example:
         >>> checks = NameChecks()
@@ -109,10 +112,12 @@ class NameChecks:
         self._thread: threading.Thread | None = None
 
     def begin(self, addresses: Iterable[str]) -> None:
-        """Starts looking up the hosts of addresses, unless the last lookup is still running.
+        """Starts to look up the host names of the addresses.
+
+        This has no effect if the previous lookup is still running.
 
         Args:
-            addresses: `"host:port"`.
+            addresses: the addresses, as `"host:port"`.
         """
         names = [at for at in addresses if at and not is_numeric(split(at)[0])]
         if names and (self._thread is None or not self._thread.is_alive()):
@@ -122,14 +127,14 @@ class NameChecks:
             self._thread.start()
 
     def problem(self, addresses: Iterable[str]) -> str:
-        """Describes the problems known so far.
+        """Describes the failed lookups that are known so far.
 
         Args:
-            addresses: the addresses that matter now.
+            addresses: the addresses to describe. The failed lookups of other addresses are ignored.
 
         Returns:
-            A clause that names the first host that does not resolve, and the resolver's error; ""
-            if none is known.
+            A clause with the name of the first host that does not resolve, and the error. "" if no
+            lookup is known to have failed.
         """
         hosts = dict.fromkeys(split(at)[0] for at in addresses if at)
         known = [(host, self._problems[host]) for host in hosts if host in self._problems]
@@ -151,7 +156,7 @@ class NameChecks:
 
 
 def is_numeric(host: str) -> bool:
-    """Whether a host is an IP address, which needs no name service."""
+    """Whether a host is an IP address, which does not have to be resolved."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

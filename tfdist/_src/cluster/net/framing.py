@@ -1,4 +1,7 @@
-"""Frames on a control connection: a JSON header and a payload of bounded size."""
+"""Encodes and decodes the frames on a control connection.
+
+A frame consists of a JSON header and a payload. The size of a frame is limited.
+"""
 
 import json
 import select
@@ -11,7 +14,7 @@ from typing import Any
 
 
 def printable(text: str) -> str:
-    """Returns the text with a question mark for each character that is not printable.
+    """Replaces each character that is not printable with a question mark.
 
     Example:
         >>> printable("a\\tb")
@@ -33,18 +36,19 @@ Frame = tuple[Header, bytes]
 
 
 class WireError(ValueError):
-    """The received bytes violate the protocol."""
+    """Raised when the bytes from a peer violate the protocol, or when the peer is rejected."""
 
 
 def encode(header: Header, payload: bytes = b"") -> bytes:
     """Encodes a frame.
 
     Args:
-        header: a JSON-serializable header.
-        payload: any bytes.
+        header: the header, which must be serializable as JSON.
+        payload: the payload; any bytes are allowed.
 
     Returns:
-        Two 4-byte lengths, the header as JSON, and the payload.
+        The length of the header and the length of the payload (4 bytes each), followed by the
+        header as JSON and the payload.
 
     Example:
         >>> Decoder(100).feed(encode({"kind": "beat"}))
@@ -58,7 +62,7 @@ class Decoder:
     """Splits a stream of bytes into frames.
 
     Args:
-        limit: the maximum size of a header and its payload together, in bytes.
+        limit: the maximum size of a frame in bytes, for the header and the payload together.
     """
 
     def __init__(self, limit: int) -> None:
@@ -66,16 +70,16 @@ class Decoder:
         self._pending = bytearray()
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Consumes the received bytes and returns the frames that they complete.
+        """Adds bytes from the stream, and returns the frames that are now complete.
 
         Args:
-            data: the next bytes of the stream.
+            data: the next bytes of the stream. They may end in the middle of a frame.
 
         Returns:
-            The frames, each a header and a payload.
+            The complete frames. Each frame is a tuple of a header and a payload.
 
         Raises:
-            WireError: the stream does not consist of frames.
+            WireError: the bytes are not a valid frame, or the frame is too large.
         """
         self._pending += data
         frames = []
@@ -90,18 +94,18 @@ class Decoder:
 
 
 def read_frame(sock: socket.socket, limit: int, deadline: float) -> Frame:
-    """Reads exactly one frame.
+    """Reads one frame from a socket, and no bytes after the frame.
 
     Args:
         sock: a connected socket.
-        limit: see `Decoder`.
+        limit: the maximum size of the frame (see `Decoder`).
         deadline: the `time.monotonic()` at which to give up.
 
     Returns:
         The header and the payload.
 
     Raises:
-        WireError: the bytes are not a frame.
+        WireError: the bytes are not a valid frame, or the frame is too large.
         OSError: the connection ended, or the deadline passed.
     """
     steps = frame_steps(limit)
@@ -115,7 +119,11 @@ def read_frame(sock: socket.socket, limit: int, deadline: float) -> Frame:
 
 
 def frame_steps(limit: int) -> Generator[int, bytes, Frame]:
-    """Decodes one frame; yields the number of bytes to read next, and receives those bytes."""
+    """Decodes one frame in a generator that does no I/O.
+
+    The generator yields the number of bytes to read next. The caller reads these bytes and sends
+    them to the generator, which finally returns the frame.
+    """
     lengths = yield _LENGTHS.size
     header, end = _extent(lengths, limit)
     body = yield end - _LENGTHS.size
@@ -124,7 +132,11 @@ def frame_steps(limit: int) -> Generator[int, bytes, Frame]:
 
 
 def read_exactly(sock: socket.socket, count: int, deadline: float) -> bytes:
-    """Reads `count` bytes; raises OSError at the end of the stream or at the deadline."""
+    """Reads `count` bytes from a socket.
+
+    Raises:
+        OSError: the connection ended, or the deadline passed.
+    """
     data = bytearray()
     while len(data) < count:
         data += read_some(sock, min(count - len(data), 64 * 1024), deadline)
@@ -132,9 +144,14 @@ def read_exactly(sock: socket.socket, count: int, deadline: float) -> bytes:
 
 
 def read_some(sock: socket.socket, most: int, deadline: float) -> bytes:
-    """Reads at least one byte and at most `most`; raises OSError as `read_exactly` does."""
+    """Reads at least one byte and at most `most` bytes from a socket.
+
+    Raises:
+        OSError: the connection ended, or the deadline passed.
+    """
     while True:
-        # Poll, so that the main thread handles signals that another thread received.
+        # Wait for a short time only. If another thread has received a signal, the main thread can
+        # run the Python handler of the signal only between two waits.
         left = deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError("it was silent or too slow")
@@ -142,7 +159,7 @@ def read_some(sock: socket.socket, most: int, deadline: float) -> bytes:
             continue
         try:
             part = sock.recv(most, socket.MSG_DONTWAIT)
-        except BlockingIOError:  # an incomplete TLS record
+        except BlockingIOError:  # the TLS record is still incomplete
             continue
         if not part:
             raise ConnectionError("connection closed")
@@ -150,7 +167,10 @@ def read_some(sock: socket.socket, most: int, deadline: float) -> bytes:
 
 
 def readable(sock: socket.socket, seconds: float) -> bool:
-    """Waits until a socket has data to read, or has ended."""
+    """Waits until a socket can be read; returns False if it cannot be read in time.
+
+    A socket can be read if it has received data, or if the connection has ended.
+    """
     if isinstance(sock, ssl.SSLSocket) and sock.pending():
         return True
     poll = select.poll()
@@ -159,7 +179,7 @@ def readable(sock: socket.socket, seconds: float) -> bool:
 
 
 def _extent(data: bytes | bytearray, limit: int) -> tuple[int, int]:
-    """Returns the ends of the header and of the payload of the frame at the start of `data`."""
+    """Returns the positions in `data` at which the first frame's header and payload end."""
     header, payload = _LENGTHS.unpack_from(data)
     if header + payload > limit:
         raise WireError(f"it announced {header + payload} bytes, but only {limit} are allowed")
@@ -168,7 +188,7 @@ def _extent(data: bytes | bytearray, limit: int) -> tuple[int, int]:
 
 def _header(text: bytes) -> Header:
     try:
-        header = json.loads(text.decode())  # given bytes, json would guess the encoding
+        header = json.loads(text.decode())  # json would guess the encoding of bytes
     except (ValueError, RecursionError):
         raise WireError("it sent a header that is not JSON") from None
     if not isinstance(header, dict) or not isinstance(header.get("kind"), str):

@@ -1,4 +1,4 @@
-"""Binds this process's address, and explains failures to do so."""
+"""Binds sockets to the address of this process, and explains to the user why that fails."""
 
 import errno
 import ipaddress
@@ -17,13 +17,13 @@ _LISTENING = "0A"
 
 
 def local_addresses(proc: str = "/proc") -> list[str]:
-    """Returns the IP addresses of this machine's interfaces, loopback last.
+    """Returns the IP addresses of this machine. Loopback addresses are at the end of the list.
 
     Args:
-        proc: where the proc file system is mounted.
+        proc: the folder at which the proc file system is mounted.
 
     Returns:
-        The addresses; empty if they are unknown.
+        The addresses; an empty list if the addresses are unknown.
 
     Example:
         >>> local_addresses()  # doctest: +SKIP
@@ -34,15 +34,15 @@ def local_addresses(proc: str = "/proc") -> list[str]:
 
 
 def port_holder(port: int, proc: str = "/proc") -> str | None:
-    """Returns the process that listens on a TCP port of this machine.
+    """Returns a description of the process that listens on a TCP port of this machine.
 
     Args:
         port: the port.
-        proc: where the proc file system is mounted.
+        proc: the folder at which the proc file system is mounted.
 
     Returns:
-        For example `"process 4711 (python train.py)"`; None if it is unknown, as on other operating
-        systems and for another user's process.
+        The description, for example `"process 4711 (python train.py)"`. None if the process is
+        unknown, for example because it belongs to another user.
 
     Example:
         >>> port_holder(2222)  # doctest: +SKIP
@@ -59,7 +59,7 @@ def port_holder(port: int, proc: str = "/proc") -> str | None:
                 command = (process / "cmdline").read_bytes().replace(b"\0", b" ")
                 text = " ".join(command.decode(errors="replace").split())
                 return f"process {process.name} ({text[:120]})"
-        except OSError:  # the process has exited, or belongs to another user
+        except OSError:  # this process has exited, or it belongs to another user
             continue
     return None
 
@@ -67,7 +67,7 @@ def port_holder(port: int, proc: str = "/proc") -> str | None:
 def _target(descriptor: Path) -> str:
     try:
         return os.readlink(descriptor)
-    except OSError:  # closed in the meantime
+    except OSError:  # the process has closed the descriptor
         return ""
 
 
@@ -79,7 +79,7 @@ def _lines(path: str) -> list[str]:
 
 
 def _listeners(port: int, proc: str) -> Iterator[str]:
-    """Yields the inodes of the sockets listening on a port."""
+    """Yields the inode numbers of the sockets that listen on a port."""
     for table in ("tcp", "tcp6"):
         for line in _lines(f"{proc}/net/{table}")[1:]:
             fields = line.split()
@@ -109,12 +109,13 @@ def check_own(address: str, *, name: str | None = None) -> None:
     """Checks that this process can listen at its address.
 
     Args:
-        address: `"host:port"`, this process's entry in the cluster.
-        name: its name in an error message; the address by default.
+        address: the `"host:port"` of this process in the cluster.
+        name: the name of this process in an error message; by default, the address.
 
     Raises:
-        ClusterError: the name does not resolve, the address is not local, the port is in use (the
-            message names the process that uses it, if known), or the port requires privileges.
+        ClusterError: the host name does not resolve, the address does not belong to this machine,
+            the port is in use, or the user may not use the port. If the port is in use, the message
+            names the process that uses it, if that process is known.
 
     Example:
         >>> check_own("127.0.0.1:50123")
@@ -124,19 +125,19 @@ def check_own(address: str, *, name: str | None = None) -> None:
 
 
 def claim(address: str, *, name: str | None = None) -> list[socket.socket]:
-    """Binds sockets to this process's address, without listening.
+    """Binds sockets to the address of this process, but does not listen.
 
-    The sockets set SO_REUSEADDR. Another process that also sets it and does not listen may
-    therefore bind the port (the launcher reserves ports this way). Another listener may use the
-    port later, while connections accepted here are still open. While the sockets are bound, the
-    kernel does not assign the port to outgoing connections.
+    While the sockets are bound, the kernel does not use the port for outgoing connections. The
+    option SO_REUSEADDR is set on the sockets, for two reasons. First, the launcher can reserve the
+    port: it may also bind the port, as long as it does not listen. Second, another process can
+    listen on the port later, while connections that this process has accepted are still open.
 
     Args:
-        address: `"host:port"`, this process's entry in the cluster.
-        name: its name in an error message; the address by default.
+        address: the `"host:port"` of this process in the cluster.
+        name: the name of this process in an error message; by default, the address.
 
     Returns:
-        One bound socket for each family of the address; the caller closes them.
+        One bound socket for each address family. The caller must close the sockets.
 
     Raises:
         ClusterError: see `check_own`.
@@ -153,16 +154,16 @@ def claim(address: str, *, name: str | None = None) -> list[socket.socket]:
 
 
 def bind(address: str, endpoints: list[Endpoint], port: int | None = None) -> list[socket.socket]:
-    """Binds sockets as `claim` does, to endpoints that are already resolved.
+    """Binds sockets like `claim`, but uses the given endpoints instead of resolving the address.
 
     Args:
-        address: `"host:port"`, this process's entry in the cluster.
-        endpoints: the endpoints that the address resolves to.
-        port: a different port to bind; 0 lets the system choose one, possibly a different one for
-            each family.
+        address: the `"host:port"` of this process in the cluster.
+        endpoints: the endpoints to which the address resolves.
+        port: the port to bind instead of the port in the address. If this is 0, the system chooses
+            a free port, which may differ between the address families.
 
     Returns:
-        One bound socket for each family of the address; the caller closes them.
+        One bound socket for each address family. The caller must close the sockets.
 
     Raises:
         OSError: a socket cannot be bound.
@@ -184,12 +185,12 @@ def bind(address: str, endpoints: list[Endpoint], port: int | None = None) -> li
 
 
 def explain(error: OSError, address: str, subject: str) -> ClusterError:
-    """Converts a failure to bind or listen at this process's address into advice.
+    """Converts an error of `bind` or `listen` to an error that tells the user what to do.
 
     Args:
-        error: the system's error.
-        address: the address.
-        subject: the subject of the message.
+        error: the error of the system call.
+        address: the `"host:port"` of this process.
+        subject: the name of this process, with which the message begins.
 
     Returns:
         The error to raise.
@@ -226,10 +227,11 @@ def explain(error: OSError, address: str, subject: str) -> ClusterError:
 
 
 def _endpoints_to_bind(address: str, endpoints: list[Endpoint]) -> list[Endpoint]:
-    """Returns endpoints at which the other workers can reach this one.
+    """Returns the endpoints to bind, so that workers on all machines can connect to this worker.
 
-    Many systems resolve their own name to loopback, while other machines resolve it to an
-    interface. Only the wildcard address serves both.
+    Many machines resolve their own host name to a loopback address, but other machines resolve the
+    same name to a different address. A socket accepts connections to both addresses only if it is
+    bound to the wildcard address.
     """
     host, port = split(address)
     loopback = any(ipaddress.ip_address(ip.split("%")[0]).is_loopback for _, (ip, *_) in endpoints)
@@ -258,25 +260,27 @@ Ports = dict[str, int]
 
 
 def listen_near(address: str, name: str) -> list[socket.socket]:
-    """Listens at this process's address, or at another port if the port is taken.
+    """Listens at the address of this process, or at another port if the port is in use.
 
-    Firewalls allow the port of the address, but TensorFlow's server may already use it. The system
-    then chooses another port on the same interface.
+    The port of the address is preferred, because firewalls may allow no other port. But
+    TensorFlow's server may already use this port. In this case, the system chooses a free port on
+    the same network interface.
 
     Args:
-        address: `"host:port"`, this process's entry in the cluster.
-        name: its name in an error message.
+        address: the `"host:port"` of this process in the cluster.
+        name: the name of this process in an error message.
 
     Returns:
-        A listening socket for each family of the address; the caller closes them.
+        One non-blocking, listening socket for each address family. The caller must close the
+        sockets.
 
     Raises:
-        ClusterError: this process cannot listen at the address at any port.
+        ClusterError: this process cannot listen at the address, not even at another port.
     """
     endpoints = check_resolvable(address, name=name)
     try:
         return _listen(address, endpoints, None)
-    except OSError:  # another port may work, regardless of the cause
+    except OSError:  # another port may work, even if the port is not in use
         pass
     try:
         return _listen(address, endpoints, 0)
@@ -285,27 +289,28 @@ def listen_near(address: str, name: str) -> list[socket.socket]:
 
 
 def ports(listeners: list[socket.socket], address: str) -> Ports | None:
-    """Returns the ports at which the sockets listen, to send to the workers that dial.
+    """Returns the ports at which the sockets listen, so that other workers can connect to them.
 
     Returns:
-        The ports; None if they equal the port in the address.
+        The port of each address family. None if all of them equal the port in the address.
     """
     found = {sock.family.name: sock.getsockname()[1] for sock in listeners}
     return None if set(found.values()) == {split(address)[1]} else found
 
 
 def dial_endpoints(address: str, listening: Ports | None) -> list[Endpoint]:
-    """Returns the endpoints at which to dial a worker.
+    """Returns the endpoints at which this process can connect to another worker.
 
     Args:
-        address: its entry in the cluster.
-        listening: its `ports`; None for the port in the address.
+        address: the `"host:port"` of the other worker in the cluster.
+        listening: the result of `ports` on the other worker.
 
     Returns:
         The endpoints to connect to, in order of preference.
 
     Raises:
-        OSError: the name does not resolve, or resolves to no address at which the worker listens.
+        OSError: the host name does not resolve, or the worker does not listen with any address
+            family to which the name resolves.
     """
     if listening is None:
         return resolve(address)

@@ -1,4 +1,4 @@
-"""Opens, configures and closes control connections."""
+"""Opens, configures and closes connections, and manages their file descriptors."""
 
 import contextlib
 import errno
@@ -18,7 +18,7 @@ _SPARE = 256
 
 
 class HasDescriptor(Protocol):
-    """Anything that owns a descriptor, like a socket."""
+    """An object that owns a file descriptor, such as a socket."""
 
     def fileno(self) -> int: ...
 
@@ -28,35 +28,35 @@ class HasDescriptor(Protocol):
 
 
 class Descriptor:
-    """Owns a descriptor that is not a socket.
+    """The owner of a file descriptor that is not a socket.
 
     Args:
-        number: an open descriptor; -1 for none.
+        number: an open descriptor; -1 for an object that owns no descriptor.
     """
 
     def __init__(self, number: int) -> None:
         self._number = number
 
     def fileno(self) -> int:
-        """The descriptor; -1 once it is closed or detached."""
+        """Returns the descriptor; -1 after `detach` or `close`."""
         return self._number
 
     def detach(self) -> int:
-        """Releases the descriptor without closing it."""
+        """Returns the descriptor, which this object no longer owns and does not close."""
         number, self._number = self._number, -1
         return number
 
     def close(self) -> None:
-        """Closes the descriptor; calling this again has no effect."""
+        """Closes the descriptor; may be called repeatedly."""
         if (number := self.detach()) >= 0:
             os.close(number)
 
 
 def allow_descriptors(count: int) -> None:
-    """Raises the soft limit of open descriptors if `count` more descriptors require it.
+    """Raises the soft limit of open descriptors if it is too low for `count` more descriptors.
 
     Raises:
-        OSError: the hard limit is too low.
+        OSError: the hard limit, which a process cannot raise, is too low.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = len(os.listdir("/proc/self/fd")) + count + _SPARE
@@ -76,15 +76,16 @@ _owners: weakref.WeakSet[HasDescriptor] = weakref.WeakSet()
 
 
 def close_on_fork(owner: _T) -> _T:
-    """Closes a descriptor in every child forked while Python owns it.
+    """Makes forked children close a descriptor, as long as `owner` owns it.
 
-    A child's copy would keep the connection open after this process has died.
+    Each forked child has a copy of the descriptor. Without this function, the copy would keep the
+    connection open after this process has died, and the peer would not notice the death.
 
     Args:
         owner: the owner of the descriptor.
 
     Returns:
-        The owner.
+        The argument `owner`.
     """
     _owners.add(owner)
     return owner
@@ -92,7 +93,7 @@ def close_on_fork(owner: _T) -> _T:
 
 def _after_fork() -> None:
     for owner in list(_owners):
-        with contextlib.suppress(OSError):  # the native core has already closed it
+        with contextlib.suppress(OSError):  # the native core may have closed the descriptor
             owner.close()
 
 
@@ -107,9 +108,10 @@ _KEEPALIVE = (("TCP_KEEPIDLE", 120), ("TCP_KEEPINTVL", 30), ("TCP_KEEPCNT", 6))
 
 
 def tune(sock: socket.socket) -> None:
-    """Disables Nagle's algorithm, and keeps firewalls from forgetting an idle connection.
+    """Disables Nagle's algorithm, and enables TCP keepalive.
 
-    Lost peers are detected by the heartbeats of the connection's users.
+    Keepalive only prevents firewalls from dropping idle connections. Lost peers are detected by
+    heartbeats, which the users of a connection send themselves.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -119,7 +121,7 @@ def tune(sock: socket.socket) -> None:
 
 
 def connect(endpoints: Sequence[Endpoint], deadline: float) -> socket.socket:
-    """Connects to the first endpoint that answers.
+    """Tries to connect to each endpoint in turn; returns the first connection that succeeds.
 
     Args:
         endpoints: the endpoints to try, in order.
@@ -129,7 +131,7 @@ def connect(endpoints: Sequence[Endpoint], deadline: float) -> socket.socket:
         The connection, in blocking mode.
 
     Raises:
-        OSError: no endpoint answered; the error is the one of the last endpoint.
+        OSError: none of the attempts has succeeded. This is the error of the last attempt.
     """
     failure = OSError("no address")
     for endpoint in endpoints:
@@ -149,26 +151,26 @@ def connect(endpoints: Sequence[Endpoint], deadline: float) -> socket.socket:
         except OSError as error:
             sock.close()
             failure = error
-        except BaseException:  # an interruption
+        except BaseException:  # for example, KeyboardInterrupt
             sock.close()
             raise
     raise failure
 
 
 def begin_connect(endpoint: Endpoint) -> socket.socket:
-    """Begins to connect; call `finish_connect` once the socket is writable.
+    """Starts to connect to an endpoint, without waiting.
 
     Returns:
-        A non-blocking socket.
+        A non-blocking socket. Once the socket is writable, the caller must call `finish_connect`.
 
     Raises:
-        OSError: the endpoint is unreachable.
+        OSError: the attempt has failed immediately, for example because there is no route.
     """
     family, sockaddr = endpoint
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
-        # The kernel may choose another worker's port as the source port. With this option, that
-        # worker can still bind the port.
+        # The kernel may use the port of another worker on this host as the source port. With this
+        # option, the other worker can still bind its port.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.setblocking(False)
         with contextlib.suppress(BlockingIOError):
@@ -180,21 +182,22 @@ def begin_connect(endpoint: Endpoint) -> socket.socket:
 
 
 def finish_connect(sock: socket.socket) -> None:
-    """Checks and tunes a connection.
+    """Checks that an attempt to connect has succeeded, and configures the connection.
 
     Raises:
-        OSError: the endpoint did not answer.
+        OSError: the attempt has failed.
     """
     if error := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
         raise OSError(error, os.strerror(error))
     if sock.getsockname() == sock.getpeername():
-        # The kernel picked the dialed port as the source: a TCP self-connection.
+        # The kernel has chosen the destination port as the source port, so the socket is connected
+        # to itself.
         raise ConnectionRefusedError("nothing listens there")
     tune(sock)
 
 
 def why_unreachable(error: OSError) -> str:
-    """Returns why a worker cannot be reached, in terms of possible causes to check.
+    """Describes why this process cannot connect to a worker, in a clause for error messages.
 
     Example:
         >>> why_unreachable(ConnectionRefusedError(111, "Connection refused"))
@@ -213,10 +216,11 @@ def why_unreachable(error: OSError) -> str:
 
 
 def send_at_once(sock: socket.socket, data: bytes) -> bool:
-    """Sends a small frame without waiting.
+    """Sends a small frame without blocking.
 
     Returns:
-        Whether all of it was sent; if not, the connection is unusable.
+        Whether the whole frame was sent. If False, the caller must not send more frames, because
+        the peer may have received a part of this one.
     """
     with contextlib.suppress(OSError):
         return sock.send(data, socket.MSG_DONTWAIT) == len(data)
@@ -224,9 +228,10 @@ def send_at_once(sock: socket.socket, data: bytes) -> bool:
 
 
 def end_gently(sock: socket.socket) -> None:
-    """Ends a connection after the peer has had time to read the last frame.
+    """Shuts down a connection, and waits until the peer has closed it, for up to one second.
 
-    Closing the connection at once, with unread input, would discard that frame.
+    If this process closed the connection immediately while there is unread input, the kernel could
+    discard the last frame before the peer has read it.
     """
     with contextlib.suppress(OSError):
         socket.socket.shutdown(sock, socket.SHUT_WR)
@@ -238,7 +243,7 @@ def end_gently(sock: socket.socket) -> None:
 
 
 def has_ended(sock: socket.socket) -> bool:
-    """Whether the peer has closed the connection and nothing is left to read."""
+    """Whether the connection has ended and all received data has been read."""
     try:
         return not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:

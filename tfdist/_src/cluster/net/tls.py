@@ -1,4 +1,4 @@
-"""Mutual TLS between workers, with certificates signed by the job's CA."""
+"""Mutual TLS between workers, with certificates that the job's CA has signed."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from tfdist.errors import TlsError
 
 
 class TlsSocket(ssl.SSLSocket):
-    """A connected socket wrapped by a context of `Tls`.
+    """A socket that can use TLS, created by `Tls.wrap`.
 
-    Like a plain socket, it raises BlockingIOError when it would block, and can be shut down for
-    writing only. It is not thread-safe.
+    This class differs from `ssl.SSLSocket` in two ways: a non-blocking operation that would block
+    raises BlockingIOError, and the connection can be shut down in one direction only. It is not
+    thread-safe.
     """
 
     own_certificate = b""
@@ -27,13 +28,14 @@ class TlsSocket(ssl.SSLSocket):
     _secured = False
 
     def secure(self, deadline: float) -> None:
-        """Performs the TLS handshake; both ends call this at the same time.
+        """Performs the TLS handshake; both ends must do this at the same time.
 
         Args:
             deadline: the `time.monotonic()` at which to give up.
 
         Raises:
-            ssl.SSLError: the two ends do not trust each other, or are incompatible.
+            ssl.SSLError: the two ends do not trust each other, or their versions of TLS are
+                incompatible.
             OSError: the connection ended, or the deadline passed.
         """
         seconds = self.gettimeout()
@@ -46,13 +48,15 @@ class TlsSocket(ssl.SSLSocket):
         self._secured = True
 
     def begin(self) -> int | None:
-        """Advances the TLS handshake of a non-blocking socket.
+        """Continues the TLS handshake of a non-blocking socket as far as possible.
 
         Returns:
-            The `selectors` event to wait for before calling this again; None once it is complete.
+            None if the handshake is complete. Otherwise, the `selectors` event to wait for before
+            the next call of this method.
 
         Raises:
-            ssl.SSLError: the two ends do not trust each other, or are incompatible.
+            ssl.SSLError: the two ends do not trust each other, or their versions of TLS are
+                incompatible.
             OSError: the connection ended.
         """
         try:
@@ -65,12 +69,12 @@ class TlsSocket(ssl.SSLSocket):
         return None
 
     def certificate_digests(self) -> bytes:
-        """Returns the SHA-256 of this end's certificate, then of the peer's; 64 bytes."""
+        """Returns the SHA-256 digests of this end's and the peer's certificate, 32 bytes each."""
         both = (self.own_certificate, self.getpeercert(binary_form=True) or b"")
         return b"".join(hashlib.sha256(one).digest() for one in both)
 
     def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
-        """Reads decrypted data; with MSG_PEEK, peeks at the raw data received."""
+        """Receives and decrypts data; with MSG_PEEK, returns raw data and leaves it unread."""
         if not self._secured or flags & socket.MSG_PEEK:
             return socket.socket.recv(self, buflen, flags)
         seconds = self.gettimeout()
@@ -85,7 +89,11 @@ class TlsSocket(ssl.SSLSocket):
                 self.settimeout(seconds)
 
     def send(self, data: Any, flags: int = 0) -> int:
-        """Sends all or nothing; after BlockingIOError, the same data must be sent again."""
+        """Encrypts and sends data.
+
+        Once TLS is used, this sends all of the data or raises BlockingIOError. After
+        BlockingIOError, the caller must send the same data again.
+        """
         if not self._secured:
             return socket.socket.send(self, data, flags)
         seconds = self.gettimeout()
@@ -100,12 +108,15 @@ class TlsSocket(ssl.SSLSocket):
                 self.settimeout(seconds)
 
     def shutdown(self, how: int) -> None:
-        """Shuts down one direction; data arriving in the other is still decrypted."""
+        """Shuts down one direction; data in the other direction can still be received."""
         socket.socket.shutdown(self, how)
 
 
 def in_the_clear(sock: socket.socket) -> socket.socket:
-    """Removes TLS from a connection, after both ends have read all data sent over TLS."""
+    """Returns the plain socket of a connection, which no longer uses TLS.
+
+    Both ends must do this after they have read all data that was sent over TLS.
+    """
     return socket.socket(fileno=sock.detach()) if isinstance(sock, TlsSocket) else sock
 
 
@@ -114,14 +125,14 @@ _MAX_ROUNDS = 10
 
 @dataclass(frozen=True)
 class Tls:
-    """The TLS contexts of a worker; created by `load`.
+    """The TLS contexts of this worker, created by `load`.
 
     Attributes:
-        server: context for the connections that it accepts.
-        client: context for the connections that it dials.
-        certificate: this worker's certificate, in DER encoding.
-        subject: subject of the certificate.
-        expires: expiration date of the certificate.
+        server: the context for the connections that this worker accepts.
+        client: the context for the connections that this worker opens.
+        certificate: the certificate of this worker, in DER encoding.
+        subject: the subject of the certificate.
+        expires: the expiration date of the certificate.
     """
 
     server: ssl.SSLContext
@@ -132,17 +143,19 @@ class Tls:
 
     @classmethod
     def load(cls, options: Options) -> Tls | None:
-        """Reads the files, and checks that two workers using them would trust each other.
+        """Reads the certificate, the key and the CA from their files.
+
+        This also checks that two workers with these files would trust each other.
 
         Args:
-            options: `tls_certificate`, `tls_key` and `tls_ca` are used.
+            options: the job's options. `tls_certificate`, `tls_key` and `tls_ca` are used.
 
         Returns:
-            The contexts; None if TLS is not configured.
+            The contexts; None if the job does not use TLS.
 
         Raises:
-            TlsError: a file is missing or invalid, the three do not match, or the certificate has
-                expired.
+            TlsError: a file is missing or invalid, the files do not belong together, or the
+                certificate has expired.
         """
         if not options.tls:
             return None
@@ -150,16 +163,16 @@ class Tls:
             _context(protocol, options)
             for protocol in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT)
         )
-        server.num_tickets = 0  # TLS sessions are never resumed
+        server.num_tickets = 0  # no tickets are needed, because TLS sessions are never resumed
         subject, expires, certificate = _check_trusted(server, client, options)
         return cls(server, client, certificate, subject, expires)
 
     def wrap(self, sock: socket.socket, *, dialed: bool) -> TlsSocket:
-        """Wraps a connection, which stays in the clear until `TlsSocket.secure`.
+        """Converts a socket to a `TlsSocket`, which sends plaintext until the TLS handshake.
 
         Args:
-            sock: a connected socket; the result takes ownership of it.
-            dialed: whether this process dialed.
+            sock: a connected socket. The returned object takes ownership of it.
+            dialed: whether this process has opened the connection.
 
         Raises:
             OSError: the connection has ended.
@@ -178,10 +191,10 @@ class Tls:
 
 
 def explain(error: ssl.SSLError) -> str | None:
-    """Returns why two workers do not trust each other, as a clause about the peer.
+    """Returns why two workers cannot use TLS, as a clause in which "it" is the peer.
 
     Returns:
-        The reason; None if the error has another cause, such as a connection that ended.
+        The reason. None if the error has another cause, for example if the connection has ended.
     """
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted here ({error.verify_message})"
@@ -211,11 +224,13 @@ def _context(protocol: int, options: Options) -> ssl.SSLContext:
     context.sslsocket_class = TlsSocket
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.options |= ssl.OP_NO_RENEGOTIATION
-    # Workers are known by address; the job's CA alone decides which processes are workers.
+    # A worker is any process with a certificate from the job's CA. The certificate does not have to
+    # contain the worker's host name.
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
     _trust(context, Variable.TLS_CA, options.tls_ca)
-    # Only to validate the certificate: the errors of `load_cert_chain` do not name the file.
+    # This only validates the certificate. The errors of `load_cert_chain` would not tell which file
+    # is invalid.
     _trust(ssl.SSLContext(protocol), Variable.TLS_CERTIFICATE, options.tls_certificate)
     _read(Variable.TLS_KEY, options.tls_key)
     try:
@@ -235,7 +250,7 @@ def _context(protocol: int, options: Options) -> ssl.SSLContext:
 
 
 def _no_passphrase() -> str:
-    """Prevents OpenSSL from prompting on the terminal."""
+    """Returns a wrong passphrase, so that OpenSSL does not ask for one on the terminal."""
     return " "
 
 
@@ -263,10 +278,12 @@ def _read(variable: str, path: str) -> bytes:
 def _check_trusted(
     server: ssl.SSLContext, client: ssl.SSLContext, options: Options
 ) -> tuple[str, str, bytes]:
-    """Connects both contexts in memory, to check that two workers would trust each other.
+    """Performs a TLS handshake between the two contexts in memory, without a connection.
+
+    If the handshake succeeds, two workers with these files trust each other.
 
     Returns:
-        The certificate's subject, its expiration date, and its DER encoding.
+        The subject of the certificate, its expiration date, and the certificate in DER encoding.
     """
     up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = (client.wrap_bio(down, up), server.wrap_bio(up, down, server_side=True))

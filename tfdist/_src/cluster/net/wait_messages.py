@@ -1,4 +1,4 @@
-"""Messages about a worker's wait: the first one soon, then less often."""
+"""Prints progress messages while a worker waits."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -14,11 +14,11 @@ Announce = Callable[[str], object]
 
 
 def named(workers: Sequence[Worker], count: int | None = None) -> str:
-    """Returns the workers' names; only the first few if there are many.
+    """Returns a text with the names of the workers. If there are many, only some are named.
 
     Args:
-        workers: some or all of the workers.
-        count: the number of all workers; the length of `workers` by default.
+        workers: the workers, or only some of them.
+        count: the total number of workers; by default, the length of `workers`.
 
     Example:
         >>> named([Worker("worker", 2, "h2:2222"), Worker("worker", 3, "h3:2222")])
@@ -32,12 +32,12 @@ def named(workers: Sequence[Worker], count: int | None = None) -> str:
 
 
 class WaitMessages:
-    """Reports a worker's wait, after 3 seconds and then every 10 seconds.
+    """Reports that a worker waits, after 3 seconds and then every 10 seconds.
 
     Args:
         me: the waiting worker.
-        timeout: seconds that it will wait.
-        announce: called with each line.
+        timeout: the number of seconds after which the worker gives up.
+        announce: called with each message.
     """
 
     def __init__(self, me: Worker, timeout: float, announce: Announce) -> None:
@@ -48,10 +48,11 @@ class WaitMessages:
         self._next = self._start + FIRST_SECONDS
 
     def report(self, waiting: Callable[[], str]) -> None:
-        """Reports the wait if a report is due.
+        """Calls `announce` if it is time for the next message.
 
         Args:
-            waiting: returns a description of the wait; only called for a report.
+            waiting: returns the text that completes "waiting for". It is called only if a message
+                is due.
         """
         now = time.monotonic()
         if now < self._next:

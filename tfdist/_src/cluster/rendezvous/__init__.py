@@ -1,1 +1,1 @@
-"""The rendezvous of the workers: rank 0 listens, the others dial it."""
+"""Lets the workers of a job meet: rank 0 listens, and the other workers connect to it."""

@@ -27,12 +27,12 @@ class PendingHandshake:
     """A connection on which the peer has not authenticated yet.
 
     Args:
-        sock: non-blocking.
+        sock: the connection, a non-blocking socket.
         address: the peer's IP address.
-        steps: this end of the handshake.
+        steps: the generator that performs this end's part of the handshake.
         deadline: the `time.monotonic()` at which to give up.
-        on_done: receives the peer's identity.
-        on_failed: receives the error if authentication fails.
+        on_done: called with the peer's identity when the handshake is complete.
+        on_failed: called with the error if the handshake fails.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class PendingHandshake:
         self.deadline = deadline
         self.on_done = on_done
         self.on_failed = on_failed
-        self.ended = False  # failed, but still open until the peer has read the reason
+        self.ended = False  # whether it has failed and only stays open until the peer closes it
         self.event = 0  # the `selectors` event for which the connection is registered
         self._steps = steps
         self._step = next(steps)
@@ -57,17 +57,17 @@ class PendingHandshake:
         self._unsent = b""
 
     def advance(self) -> int | Identity:
-        """Proceeds as far as possible without blocking.
+        """Continues the handshake as far as possible without blocking.
 
         Returns:
-            The `selectors` event to wait for, or the peer's identity once the handshake is
-            complete.
+            The peer's identity if the handshake is complete. Otherwise, the `selectors` event to
+            wait for before the next call of this method.
 
         Raises:
-            OSError: the connection ended, or TLS failed.
-            WireError: the peer is not a tfdist worker, or was rejected.
+            OSError: the connection ended, or the TLS handshake failed.
+            WireError: the peer is not a tfdist worker, or this process has rejected the peer.
             TlsMismatch: only one of the two ends uses TLS.
-            TfdistError: this end dials, and the two ends are incompatible.
+            TfdistError: this process is the dialer, and the two ends are incompatible.
         """
         try:
             while True:
@@ -81,12 +81,17 @@ class PendingHandshake:
             return identity
 
     def _check_all_read(self) -> None:
-        """Raises WireError if the peer has sent more than the handshake needs so far."""
+        """Raises WireError if the peer has sent data that the handshake does not expect."""
         if self._received:
             raise WireError("it sent more than the handshake")
 
     def _do(self) -> tuple[int | None, bytes]:
-        """Performs the current step; returns the event to wait for, or None and the answer."""
+        """Performs the current step of the generator, unless that would block.
+
+        Returns:
+            The `selectors` event to wait for if the step would block, or else None; and the answer
+            to send to the generator.
+        """
         step = self._step
         if isinstance(step, handshake.ReadBytes):
             return self._read(step.count, step.some)
@@ -119,18 +124,19 @@ class PendingHandshake:
 
 
 class Handshakes:
-    """The handshakes of one thread; a slow handshake does not delay the others.
+    """Performs many handshakes in one thread, so that a slow peer does not delay the others.
 
     Args:
-        selector: registers the connections, with a function to call as data.
+        selector: the selector of the thread. The data of each registered connection is the function
+            to call when the connection is ready.
     """
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector
-        self.pending: dict[PendingHandshake, None] = {}  # in the order of their start
+        self.pending: dict[PendingHandshake, None] = {}  # the oldest handshake is the first one
 
     def begin(self, pending: PendingHandshake) -> None:
-        """Begins a handshake; owns its connection until it is done."""
+        """Starts a handshake; takes ownership of its connection until the handshake is complete."""
         self.pending[pending] = None
         pending.event = selectors.EVENT_READ
         try:
@@ -141,7 +147,7 @@ class Handshakes:
         self._serve(pending)
 
     def tick(self) -> None:
-        """Drops connections that are too slow; call it regularly."""
+        """Drops connections that are too slow; must be called regularly."""
         now = time.monotonic()
         for pending in [p for p in self.pending if now >= p.deadline]:
             if pending.ended:
@@ -150,7 +156,7 @@ class Handshakes:
                 self._fail(pending, TimeoutError("it was silent or too slow"))
 
     def drop(self, pending: PendingHandshake) -> None:
-        """Closes a connection at once."""
+        """Closes a connection immediately."""
         del self.pending[pending]
         with contextlib.suppress(KeyError):  # not registered
             self._selector.unregister(pending.sock)
@@ -162,7 +168,7 @@ class Handshakes:
             self.drop(pending)
 
     def _serve(self, pending: PendingHandshake) -> None:
-        """Advances a connection that is ready."""
+        """Continues the handshake of a connection that is ready."""
         if pending not in self.pending:
             return None
         if pending.ended:
@@ -191,8 +197,9 @@ class Handshakes:
                 self._selector.modify(pending.sock, result, partial(self._serve, pending))
 
     def _fail(self, pending: PendingHandshake, error: Exception) -> None:
-        # The peer reads the reason, if one was sent, and closes the connection. Closing it here,
-        # with unread input, would discard the reason.
+        # Let the peer close the connection after it has read the reason, if a reason was sent. If
+        # this process closed the connection while there is unread input, the kernel could discard
+        # the reason.
         pending.ended = True
         pending.deadline = time.monotonic() + _LINGER_SECONDS
         try:
@@ -210,7 +217,7 @@ _MAX_ADDRESSES = 1000
 
 @dataclass
 class _Unreported:
-    """Rejections of one address since the last line about it."""
+    """The rejected connections of one address since the last message about the address."""
 
     since: float
     count: int = 0
@@ -218,10 +225,10 @@ class _Unreported:
 
 
 class Rejections:
-    """The rejected connections, by address.
+    """Reports rejected connections, with at most one message per IP address in 10 seconds.
 
     Args:
-        announce: called with each line.
+        announce: called with each message.
 
     Example:
         >>> rejections = Rejections(print)
@@ -238,33 +245,33 @@ class Rejections:
         self._addresses: dict[str, _Unreported] = {}
 
     def add(self, address: str, peer: str, reason: str, now: float) -> None:
-        """Notes a rejected connection.
+        """Reports a rejected connection immediately, or counts it for a later message.
 
         Args:
-            address: its IP address.
-            peer: its address and port.
-            reason: why it was rejected.
-            now: the time, in seconds of any clock.
+            address: the IP address of the peer.
+            peer: the IP address and port of the peer.
+            reason: the reason for the rejection.
+            now: the current time in seconds, on the same clock for all calls.
         """
         known = self._addresses.get(address)
         if known is None and len(self._addresses) < _MAX_ADDRESSES:
             self._addresses[address] = _Unreported(now)
             self._announce(f"dropped a connection from {peer}: {reason}")
             return
-        if known is None:  # a flood from many addresses
+        if known is None:  # too many addresses to count them separately
             known = self._addresses.setdefault("other addresses", _Unreported(now))
         known.count += 1
         known.reason = reason
 
     @property
     def unreported(self) -> bool:
-        """Whether there are rejections that `tick` has yet to report."""
+        """Whether there are rejections that have not been reported yet."""
         return any(one.count for one in self._addresses.values())
 
     def tick(self, now: float) -> None:
-        """Reports the rejections of periods that have ended.
+        """Reports the counted rejections of each address after 10 seconds.
 
-        Forgets the addresses without rejections in these periods.
+        If an address had no more rejections in these 10 seconds, it is forgotten.
         """
         for address, one in list(self._addresses.items()):
             if now - one.since >= _EVERY_SECONDS:
@@ -274,7 +281,7 @@ class Rejections:
                     self._addresses[address] = _Unreported(now)
 
     def close(self) -> None:
-        """Reports the rest."""
+        """Reports all counted rejections."""
         for address, one in self._addresses.items():
             self._report(address, one)
         self._addresses.clear()
@@ -297,27 +304,35 @@ _AT_ONCE = 64
 
 
 class CannotServe(WireError):
-    """This process cannot serve a request of one of the job's workers now; not reported."""
+    """Raised to reject a worker of the job that this process cannot serve now.
+
+    Unlike other rejections, this one is not reported to the user.
+    """
 
 
 class Acceptor:
-    """Authenticates incoming connections; silent or slow strangers delay no other peer.
+    """Accepts connections and authenticates the peers. A slow peer does not delay the others.
 
-    If there are too many unauthenticated connections, the oldest one of the address with the most
-    connections is closed. A flood from one address therefore only displaces itself.
+    The number of unauthenticated connections is limited. At the limit, each new connection replaces
+    the oldest connection of the IP address with the most connections. If one address opens very
+    many connections, it therefore only loses its own connections.
 
     Args:
-        selector: registers the connections, with a function to call as data.
+        selector: the selector of the calling thread. The data of each registered connection is the
+            function to call when the connection is ready.
         mine: the identity of this process.
         secret: the job's secret.
-        tls: the TLS contexts; None for connections without TLS.
+        tls: the TLS contexts; None if the job does not use TLS.
         expected: the maximum number of workers that connect at the same time.
-        screen: inspects the identity of an authenticated peer, and raises WireError to reject it.
-        on_accepted: receives a connection, non-blocking, after the acceptance was sent to the peer.
-        announce: called with lines about rejected connections.
-        strangers: the maximum number of additional unauthenticated connections.
-        answer_as: returns the identity to present to an admitted peer; `mine` by default.
-        hang_ups: whether to report peers that end the connection themselves.
+        screen: called with the identity of an authenticated peer; raises WireError to reject the
+            peer.
+        on_accepted: called with a non-blocking connection and the identity of the peer, after this
+            process has told the peer that it is accepted.
+        announce: called with each message about a rejected connection.
+        strangers: the maximum number of unauthenticated connections in addition to `expected`.
+        answer_as: called with the identity of an admitted peer; returns the identity that this
+            process sends to that peer. By default, this process sends `mine`.
+        hang_ups: whether to report peers that close the connection themselves.
     """
 
     def __init__(
@@ -346,13 +361,14 @@ class Acceptor:
         self._rejections = Rejections(announce)
 
     def accept(self, listener: socket.socket) -> None:
-        """Accepts pending connections of a non-blocking listener."""
+        """Accepts the pending connections of a non-blocking, listening socket."""
         for _ in range(_AT_ONCE):
             try:
                 sock, peer = listener.accept()
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE):
-                    # Out of descriptors. The listener remains ready, so do not retry at once.
+                    # The process is out of file descriptors. Sleep, because the listening socket
+                    # remains ready and the caller would immediately try again.
                     time.sleep(_FULL_SECONDS)
                 return
             try:
@@ -360,23 +376,23 @@ class Acceptor:
                 tune(sock)
                 if self._tls:
                     sock = self._tls.wrap(sock, dialed=False)
-            except OSError:  # the peer is gone
+            except OSError:  # the peer has closed the connection
                 sock.close()
                 continue
             self._begin(close_on_fork(sock), (shown_ip(peer), peer[1]))
 
     @property
     def is_busy(self) -> bool:
-        """Whether `tick` must be called soon, even without an event."""
+        """Whether `tick` must be called soon, even if no connection is ready."""
         return bool(self._handshakes.pending) or self._rejections.unreported
 
     def tick(self) -> None:
-        """Drops connections that are too slow, and reports rejections; call it regularly."""
+        """Drops slow connections and reports rejections; must be called regularly."""
         self._handshakes.tick()
         self._rejections.tick(time.monotonic())
 
     def close(self) -> None:
-        """Closes the unauthenticated connections, without a line for each."""
+        """Closes the unauthenticated connections without reporting them."""
         self._handshakes.close()
         self._rejections.close()
 
@@ -397,16 +413,16 @@ class Acceptor:
         self._make_room()
         try:
             self._handshakes.begin(PendingHandshake(sock, address, steps, deadline, done, failed))
-        except OSError as error:  # the kernel has no room to watch the connection
+        except OSError as error:  # the selector cannot register another connection
             failed(error)
 
     def reject(self, address: str, port: int, error: Exception) -> None:
-        """Reports a dropped connection, at once or later together with others of its address.
+        """Reports a rejected connection, either immediately or later (see `Rejections`).
 
         Args:
-            address: its IP address.
-            port: its port.
-            error: the reason.
+            address: the IP address of the peer.
+            port: the port of the peer.
+            error: the reason for the rejection.
         """
         hung_up = isinstance(error, ConnectionError) and not self._hang_ups
         if hung_up or isinstance(error, CannotServe):
@@ -419,7 +435,7 @@ class Acceptor:
         self._rejections.add(address, f"{address}:{port}", reason, time.monotonic())
 
     def _make_room(self) -> None:
-        """Makes room for one more connection."""
+        """Closes a connection if the number of connections has reached the limit."""
         pending = self._handshakes.pending
         if len(pending) < self._room:
             return
@@ -434,7 +450,10 @@ class Acceptor:
 
 
 def shown_ip(name: tuple[Any, ...]) -> str:
-    """Returns the IP address in a socket's name; an IPv4-mapped IPv6 address as IPv4.
+    """Returns the IP address of a peer; converts an IPv4-mapped IPv6 address to IPv4.
+
+    Args:
+        name: the address of the peer, as returned by `socket.accept`.
 
     Example:
         >>> shown_ip(("::ffff:10.0.0.9", 40000, 0, 0))
@@ -444,7 +463,7 @@ def shown_ip(name: tuple[Any, ...]) -> str:
 
 
 def _contained(steps: handshake.Steps) -> handshake.Steps:
-    """Runs the steps; an unforeseen error ends only the connection, not the thread."""
+    """Converts an unexpected error of the handshake to WireError, so that the thread survives."""
     try:
         return (yield from steps)
     except (OSError, WireError, handshake.TlsMismatch, TfdistError):

@@ -1,4 +1,4 @@
-"""Dials other ranks in the calling thread, retrying until they answer correctly."""
+"""Connects to other ranks in the calling thread, and retries until they accept the connection."""
 
 from __future__ import annotations
 
@@ -35,18 +35,19 @@ _HANDSHAKE_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Target:
-    """A connection to open.
+    """A connection that a `Connector` opens.
 
     Attributes:
-        name: the peer's name in messages.
-        address: the peer's entry in the cluster.
-        ports: the ports at which the peer listens; None for the port in the address.
-        hello: the identity of this process.
-        screen: inspects the peer's identity, and raises WireError to reject it.
-        on_opened: called when a connection is open, before the peer has identified itself.
-        on_connected: receives the connection, non-blocking.
-        on_failed: receives the error of a failed attempt; OSError and WireError are retried, any
-            other error is final.
+        name: the name of the peer in messages.
+        address: the `"host:port"` of the peer in the cluster.
+        ports: the ports at which the peer listens. None if the peer listens at the port of its
+            address.
+        hello: the identity that this process sends to the peer.
+        screen: called with the identity of the peer; raises WireError to reject the peer.
+        on_opened: called when the peer has accepted a connection, before the handshake.
+        on_connected: called with the non-blocking connection after the handshake.
+        on_failed: called with the error of each failed attempt. After an OSError or a WireError,
+            there is another attempt. Any other error is final.
     """
 
     name: str
@@ -67,35 +68,38 @@ class _Attempt:
     """An attempt to open a connection.
 
     Args:
-        number: the target's number, a tie-breaker in the heap.
+        number: the number of the target. It determines the order of attempts that are due at the
+            same time.
         target: the connection to open.
-        pause: seconds until the next attempt if this one fails.
+        pause: the number of seconds until the next attempt if this one fails.
     """
 
     def __init__(self, number: int, target: Target, pause: float = _BACK_OFF[0]) -> None:
         self.number = number
         self.target = target
         self.pause = pause
-        self.endpoints: list[Endpoint] = []  # still to try
-        self.begun = 0.0  # when connecting to the current endpoint began
+        self.endpoints: list[Endpoint] = []  # the endpoints that have not been tried yet
+        self.begun = 0.0  # the time at which connecting to the current endpoint began
 
     def next(self) -> _Attempt:
-        """Returns the attempt after this one."""
+        """Returns the next attempt to open the same connection, with a longer pause."""
         hello = replace(self.target.hello, attempt=self.target.hello.attempt + 1)
         pause = min(2 * self.pause, _BACK_OFF[1])
         return _Attempt(self.number, replace(self.target, hello=hello), pause)
 
 
 class Connector:
-    """Opens connections until it is closed.
+    """Opens connections in the caller's thread, and retries failed attempts until it is closed.
 
-    Runs in the caller's thread; only host names are resolved in other threads.
+    Only host names are resolved in other threads.
 
     Args:
-        selector: registers the connections, with a function to call as data.
+        selector: the selector of the calling thread. The data of each registered connection is the
+            function to call when the connection is ready.
         secret: the job's secret.
-        tls: the TLS contexts; None for connections without TLS.
-        wake: called from another thread when `begin_due` has work.
+        tls: the TLS contexts; None if the job does not use TLS.
+        wake: called in another thread when a host name has been resolved. The caller's thread must
+            then call `begin_due`.
     """
 
     def __init__(
@@ -116,12 +120,12 @@ class Connector:
         self._handshakes = Handshakes(selector)
 
     def start(self, targets: Sequence[Target]) -> None:
-        """Lets `begin_due` open these connections, in any order."""
+        """Sets the connections that `begin_due` opens."""
         now = time.monotonic()
         self._due = [(now, number, _Attempt(number, one)) for number, one in enumerate(targets)]
 
     def begin_due(self) -> None:
-        """Begins the attempts that are due; call it before every wait."""
+        """Starts the attempts that are due; must be called before every wait."""
         while not self._resolved.empty():
             name, answer = self._resolved.get()
             for attempt in self._looked_up.pop(name):
@@ -130,13 +134,13 @@ class Connector:
             self._begin(heapq.heappop(self._due)[2])
 
     def seconds_left(self, most: float) -> float:
-        """Seconds until an attempt is due, or `most`."""
+        """Returns the number of seconds until the next attempt is due, but at most `most`."""
         if not self._due or not self._has_room():
             return most
         return min(most, max(0.0, self._due[0][0] - time.monotonic()))
 
     def tick(self) -> None:
-        """Abandons attempts that are too slow; call it regularly."""
+        """Gives up attempts that are too slow; must be called regularly."""
         now = time.monotonic()
         for attempt in [
             one for one in self._connecting if now - one.begun >= sockets.CONNECT_SECONDS
@@ -146,14 +150,14 @@ class Connector:
         self._handshakes.tick()
 
     def close(self) -> None:
-        """Stops all pending attempts."""
+        """Gives up all attempts."""
         self._due.clear()
         for attempt in list(self._connecting):
             self._close(attempt)
         self._handshakes.close()
 
     def _has_room(self) -> bool:
-        """Whether another attempt may begin."""
+        """Whether another attempt may start now, without too many attempts at the same time."""
         if len(self._connecting) >= _MAX_CONNECTING:
             return False
         slow = time.monotonic() - _FAST_SECONDS
@@ -187,7 +191,7 @@ class Connector:
             self._connect(attempt, OSError("no address"))
 
     def _connect(self, attempt: _Attempt, failure: OSError) -> None:
-        """Connects to the next endpoint; if none is left, the attempt has failed."""
+        """Starts to connect to the next endpoint; the attempt fails if there are no more."""
         while attempt.endpoints:
             try:
                 sock = sockets.close_on_fork(sockets.begin_connect(attempt.endpoints.pop(0)))
@@ -201,7 +205,7 @@ class Connector:
         self._failed(attempt, failure)
 
     def _opened(self, attempt: _Attempt) -> None:
-        """Begins the handshake on a connection, or tries the next endpoint."""
+        """Starts the handshake if connecting has succeeded; otherwise tries the next endpoint."""
         sock = self._connecting.pop(attempt)
         self._selector.unregister(sock)
         target = attempt.target

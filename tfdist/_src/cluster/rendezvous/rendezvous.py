@@ -1,4 +1,7 @@
-"""The rendezvous at rank 0's address: either all ranks arrive, or all learn the reason."""
+"""Lets all ranks meet at the address of rank 0.
+
+Either all ranks arrive, or the ranks that have arrived raise an error that names the reason.
+"""
 
 import heapq
 import selectors
@@ -36,7 +39,7 @@ _ACCEPT_POLL_SECONDS = 0.2
 
 
 class _Asked:
-    """A worker with a different cluster, which has been asked for the difference."""
+    """A worker with a different cluster; rank 0 has asked it how the clusters differ."""
 
     def __init__(self, sock: socket.socket, hello: identity.Identity) -> None:
         self.sock = sock
@@ -46,18 +49,18 @@ class _Asked:
 
 
 class RendezvousServer:
-    """Gathers all workers at rank 0.
+    """Rank 0's part of the rendezvous: accepts connections until all workers have arrived.
 
     The amount of data sent to each worker does not depend on the number of workers.
 
     Args:
-        topology: the group; this process is rank 0.
-        listeners: sockets listening at this process's address; the caller closes them.
-        options: `start_timeout` and `secret` are used.
-        tls: the TLS contexts; None for connections without TLS.
-        announce: called with each line about missing workers.
-        warn: called with each line about rejected connections and refused workers.
-        check: called several times a second; any error that it raises ends the wait.
+        topology: the workers of the group. This process must be rank 0.
+        listeners: sockets that listen at the address of this process. The caller must close them.
+        options: the job's options. `start_timeout`, `secret` and the TLS options are used.
+        tls: the TLS contexts; None if the job does not use TLS.
+        announce: called with each message about missing workers.
+        warn: called with each message about a rejected connection or a refused worker.
+        check: called several times a second. An error that it raises ends the wait.
     """
 
     def __init__(
@@ -83,8 +86,8 @@ class RendezvousServer:
         self._absent = set(range(1, topology.size))
         self._asked: dict[socket.socket, _Asked] = {}
         self._error: TfdistError | None = None
-        self._refusal: TfdistError | None = None  # of a worker that may be a stranger
-        self._informed: set[int] = set()  # ranks that know the error
+        self._refusal: TfdistError | None = None  # the latest reason why a worker was refused
+        self._informed: set[int] = set()  # the ranks that know the error
         self._selector = selectors.DefaultSelector()
         self._acceptor = Acceptor(
             self._selector,
@@ -101,12 +104,13 @@ class RendezvousServer:
         """Waits for all workers.
 
         Returns:
-            The connection to every other rank.
+            The connection to each other rank, by rank.
 
         Raises:
-            ClusterError: a worker has a different cluster or tfdist version, or an invalid or
-                duplicate rank. If the job is open to strangers, only that worker fails.
-            RendezvousError: some worker did not arrive in time.
+            ClusterError: a worker has a different cluster or a different version of tfdist, or an
+                invalid or duplicate rank. If the job is not protected (see `is_closed`), only that
+                worker fails, because it may not belong to the job.
+            RendezvousError: a worker has not arrived in time.
         """
         deadline = time.monotonic() + self._timeout
         try:
@@ -132,7 +136,7 @@ class RendezvousServer:
             self._progress.report(self._waiting)
             self._poll()
             if time.monotonic() >= next_status:
-                if next_status:  # most workers arrive before the first status
+                if next_status:  # not at the first status, because workers are still arriving
                     self._name_checks.begin(self._absent_addresses())
                 next_status = time.monotonic() + STATUS_SECONDS
                 self._send(self._status(names=True))
@@ -179,7 +183,7 @@ class RendezvousServer:
         )
 
     def _poll(self) -> None:
-        """Handles pending events; returns soon, so that signals are handled."""
+        """Handles pending events; returns after a short time, so that signals can be handled."""
         for key, _ in self._selector.select(_ACCEPT_POLL_SECONDS):
             key.data()
         now = time.monotonic()
@@ -209,14 +213,14 @@ class RendezvousServer:
             self._present[rank] = (sock, hello)
             self._absent.discard(rank)
             self._selector.register(sock, selectors.EVENT_READ, partial(self._left, rank, sock))
-            # Include names only if few ranks are missing: finding the names takes time, and happens
-            # at each arrival.
+            # Name the missing ranks only if they are few. Otherwise, this would take much time,
+            # because it happens each time that a worker arrives.
             status = self._status(names=len(self._absent) <= NAMED)
             if not send_at_once(sock, framing.encode(status)):
                 self._drop(rank)
 
     def _ask(self, sock: socket.socket, hello: identity.Identity) -> None:
-        """Sends this cluster to a worker with a different one, to receive the difference."""
+        """Asks a worker with a different cluster how it differs from this process's cluster."""
         asked = self._asked[sock] = _Asked(sock, hello)
         self._selector.register(sock, selectors.EVENT_READ, partial(self._read_answer, asked))
         if not send_at_once(
@@ -238,7 +242,7 @@ class RendezvousServer:
             self._judge(asked, frames[0][0] if frames else None)
 
     def _judge(self, asked: _Asked, answer: framing.Header | None) -> None:
-        """Refuses a worker with a different cluster, with the difference if it has sent one."""
+        """Refuses a worker with a different cluster; the error describes the difference."""
         del self._asked[asked.sock]
         self._selector.unregister(asked.sock)
         difference = answer.get("difference") if answer else None
@@ -247,7 +251,11 @@ class RendezvousServer:
         self._refuse(asked.sock, asked.hello, identity.clusters_differ(difference))
 
     def _refuse(self, sock: socket.socket, hello: identity.Identity, error: TfdistError) -> None:
-        """Refuses a worker; unless it may be a stranger, all workers fail."""
+        """Refuses a worker. If the job is protected (see `is_closed`), all other workers fail too.
+
+        If the job is not protected, the worker may not belong to the job, so the others keep
+        waiting.
+        """
         if self._closed_job:
             self._fail(error)
         else:
@@ -262,7 +270,7 @@ class RendezvousServer:
             self._informed.add(hello.rank)
 
     def _fail(self, error: TfdistError) -> None:
-        """Fails the rendezvous with an error, sent to present workers and later arrivals."""
+        """Ends the rendezvous with an error, which is also sent to workers that arrive later."""
         if self._error is None:
             self._error = error
             self._send(encode_error("error", error))
@@ -275,12 +283,15 @@ class RendezvousServer:
                 self._drop(rank)
 
     def _left(self, rank: int, sock: socket.socket) -> None:
-        """Drops a waiting worker: it never sends data, so the event means that it disconnected."""
+        """Drops a waiting worker when its socket is readable.
+
+        Waiting workers send no data, so a readable socket means that the worker has disconnected.
+        """
         if rank in self._present and self._present[rank][0] is sock:
             self._drop(rank)
 
     def _drop(self, rank: int) -> None:
-        """Drops a worker that disconnected before all had arrived."""
+        """Drops a worker that has disconnected before all workers had arrived."""
         sock, hello = self._present.pop(rank)
         self._absent.add(rank)
         self._selector.unregister(sock)
@@ -296,7 +307,7 @@ class RendezvousServer:
 
 
 def _screen_client(hello: identity.Identity) -> None:
-    if hello.purpose == identity.REGROUP:  # it asks whether the job is already running
+    if hello.purpose == identity.REGROUP:  # the worker asks whether the job is already running
         raise CannotServe("this job is starting")
     if hello.purpose != identity.JOIN:
         raise framing.WireError(
@@ -312,14 +323,14 @@ _MAX_DIFFERENCE = 2000
 
 
 class RendezvousClient:
-    """One worker's attempt to join rank 0.
+    """The other ranks' part of the rendezvous: connects to rank 0 and waits for all workers.
 
     Args:
-        topology: the group; this process is not rank 0.
-        options: `start_timeout` and `secret` are used.
-        tls: the TLS contexts; None for a connection without TLS.
-        announce: called with each line about missing workers.
-        check: called several times a second; any error that it raises ends the wait.
+        topology: the workers of the group. This process must not be rank 0.
+        options: the job's options. `start_timeout` and `secret` are used.
+        tls: the TLS contexts; None if the job does not use TLS.
+        announce: called with each message about missing workers.
+        check: called several times a second. An error that it raises ends the wait.
     """
 
     def __init__(
@@ -340,18 +351,20 @@ class RendezvousClient:
         self._deadline = time.monotonic() + timeout
         self._problem = "has not answered yet"
         self._peer: identity.Identity | None = None
-        self._missing: tuple[int, list[int]] | None = None  # their number, and some of them
+        # The number of missing workers, and the ranks of some of them.
+        self._missing: tuple[int, list[int]] | None = None
 
     def run(self) -> socket.socket:
-        """Dials until rank 0 signals that all workers have arrived.
+        """Connects to rank 0, and retries until rank 0 reports that all workers have arrived.
 
         Returns:
             The connection to rank 0.
 
         Raises:
-            ClusterError: rank 0 found that the workers are incompatible, or has a different secret.
-            TlsError: rank 0 and this worker do not trust each other, or only one uses TLS.
-            RendezvousError: some worker did not arrive in time.
+            ClusterError: rank 0 reports that the workers are incompatible, or rank 0 has a
+                different secret.
+            TlsError: rank 0 and this worker do not trust each other, or only one of them uses TLS.
+            RendezvousError: a worker has not arrived in time.
         """
         pause = _BACK_OFF[0]
         while time.monotonic() < self._deadline:
@@ -376,7 +389,7 @@ class RendezvousClient:
         )
 
     def _waiting(self) -> str:
-        """Describes the workers that this one is waiting for."""
+        """Returns a description of the workers for which this worker waits."""
         chief = self._topology.chief
         if self._missing is None:
             return f"{chief}, which {self._problem}"
@@ -385,7 +398,7 @@ class RendezvousClient:
         return f"{count} of {self._topology.size} workers" + (f": {names}" if names else "")
 
     def _dial(self) -> socket.socket | None:
-        """Makes one attempt; keeps any failure for the progress reports."""
+        """Tries once to connect to rank 0; a failure is only recorded for the progress messages."""
         self._missing = None
         try:
             endpoints = resolve(self._topology.chief.address)
@@ -418,7 +431,8 @@ class RendezvousClient:
     def _await_go(self, sock: socket.socket) -> bool:
         """Waits until rank 0 sends "go"; returns False if the connection has become unusable."""
         last_heard = time.monotonic()
-        # Rank 0 times out at about the same time, and its error names the missing workers better.
+        # Rank 0 times out at about the same time. Wait a little longer for its error, because it
+        # describes the missing workers better than an error of this process.
         while time.monotonic() < self._deadline + _GRACE_SECONDS:
             self._check()
             self._progress.report(self._waiting)
@@ -457,7 +471,7 @@ class RendezvousClient:
         return bool(header["kind"] == "go")
 
     def _differ(self, sock: socket.socket, header: framing.Header) -> None:
-        """Reports to rank 0 how the clusters differ; rank 0 replies with the error to raise."""
+        """Tells rank 0 how the clusters differ. Rank 0 then replies with the error to raise."""
         theirs = header.get("cluster")
         if not isinstance(theirs, list) or not all(map(_is_entry, theirs)):
             raise framing.WireError("it sent an invalid cluster")
@@ -490,34 +504,33 @@ def meet(
     warn: Announce = logger.warning,
     check: Callable[[], object] = lambda: None,
 ) -> Session:
-    """Waits for every worker of the group, and connects them.
+    """Waits until all workers of the group have arrived, and connects them to rank 0.
 
-    Each worker first checks its address. Rank 0 then listens at its address, and the others dial
-    it. When this returns, all workers have arrived and authenticated with the job's secret. They
-    have the same cluster and the same version of tfdist, and every worker's address is free for
-    TensorFlow's server. The connections to rank 0 stay open for the lifetime of the session, and
-    use TLS if the options enable it.
+    First, each worker checks that it can listen at its own address. Then rank 0 listens at its
+    address, and the other workers connect to it. When this function returns, all workers have
+    arrived and have authenticated with the job's secret. All workers have the same cluster and the
+    same version of tfdist, and TensorFlow's server can use the address of each worker. The
+    connections to rank 0 stay open until the session ends. They use TLS if the options enable it.
 
     Args:
-        topology: the group and this process's rank.
-        options: `start_timeout` is the number of seconds to wait, `secret` authenticates the
-            workers, and `tls_certificate`, `tls_key` and `tls_ca` enable TLS; the session uses the
-            other options.
-        announce: called occasionally with a line about missing workers; writes to stderr by
-            default.
-        warn: called with lines about an open job, rejected connections and refused workers; writes
-            to stderr by default.
-        check: called several times a second; any error that it raises ends the wait.
+        topology: the workers of the group, and the rank of this process.
+        options: the job's options. `start_timeout` is the number of seconds to wait. `secret`
+            authenticates the workers. `tls_certificate`, `tls_key` and `tls_ca` enable TLS. Other
+            options are passed to the session.
+        announce: called with each message about missing workers; prints to stderr by default.
+        warn: called with each warning: if the job is not protected (see `is_closed`), if a
+            connection is rejected, or if a worker is refused. Prints to stderr by default.
+        check: called several times a second. An error that it raises ends the wait.
 
     Returns:
-        The session; for a single process, it has no connections.
+        The session. For a single process, the session has no connections.
 
     Raises:
-        ClusterError: the job must be secured but is not, an address is unusable, the workers
-            are incompatible, or rank 0 has a different secret.
-        TlsError: this worker's certificate is unusable, rank 0 and this worker do not trust each
-            other, or only one of them uses TLS.
-        RendezvousError: some worker did not arrive in time.
+        ClusterError: the job is not protected although `TFDIST_SECURITY=required` is set, an
+            address cannot be used, the workers are incompatible, or rank 0 has a different secret.
+        TlsError: the certificate of this worker cannot be used, rank 0 and this worker do not trust
+            each other, or only one of them uses TLS.
+        RendezvousError: a worker has not arrived in time.
 
     Example:
         >>> meet(Topology(), Options()).exchange("greeting", b"hello")
@@ -527,7 +540,8 @@ def meet(
         return Session(topology, {}, options)
     check_security(topology, options, warn)
     tls = Tls.load(options)
-    # Workers that do not know one another's addresses yet only dial rank 0.
+    # If the workers have not exchanged their addresses yet, this worker may have no address. Such a
+    # worker only connects to rank 0.
     known = bool(topology.me.address)
     claimed = claim(topology.me.address, name=str(topology.me)) if known else []
     try:

@@ -1,4 +1,4 @@
-"""Listens at this process's address while a job runs, for several purposes at the same time."""
+"""Listens at the address of this process while a job runs; several services share the address."""
 
 import contextlib
 import selectors
@@ -32,24 +32,28 @@ _MAX_ERRORS = 10
 
 
 class Service(Protocol):
-    """Serves the connections of one purpose during one period of listening, in its thread."""
+    """Serves all connections with one purpose, in the thread of the listener.
+
+    The listener creates a new service each time that it starts to listen, and closes the service
+    when it stops.
+    """
 
     @property
     def identity(self) -> Identity:
-        """The identity that this process presents to the peers."""
+        """The identity that this process sends to the peers of this service."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether `tick` must be called regularly, even without an event."""
+        """Whether `tick` must be called regularly, even if no connection is ready."""
 
     def admit(self, sock: socket.socket, hello: Identity) -> None:
-        """Receives an authenticated connection, non-blocking."""
+        """Takes over a new connection, which is authenticated and non-blocking."""
 
     def tick(self) -> None:
-        """Does any work that is due; called after every wait."""
+        """Does the work that is due at this time; called after every wait."""
 
     def close(self) -> None:
-        """Ends the period."""
+        """Closes all connections of the service."""
 
 
 Wake = Callable[[], object]
@@ -58,13 +62,14 @@ OpenService = Callable[[selectors.BaseSelector, Wake], Service]
 
 
 class SharedListener:
-    """A listener at this process's address; its thread sleeps while there are no connections.
+    """Listens at the address of this process, in a thread that sleeps without connections.
 
     Args:
-        topology: this process's cluster.
-        options: `secret` and the TLS options are used.
-        what: the consequence if it cannot listen, for a message.
-        announce: called with that message, and with lines about rejected connections.
+        topology: the cluster of this process.
+        options: the job's options. `secret` and the TLS options are used.
+        what: the consequence for the user if this process cannot listen. The error message begins
+            with this text.
+        announce: called with that error message, and with each message about a rejected connection.
     """
 
     def __init__(self, topology: Topology, options: Options, what: str, announce: Announce) -> None:
@@ -80,12 +85,12 @@ class SharedListener:
         self._lock = threading.RLock()
 
     def serve(self, purpose: str, open_service: OpenService, expected: int) -> None:
-        """Opens a service for a purpose, in place of an earlier one.
+        """Registers the service for a purpose, and replaces an earlier service for this purpose.
 
         Args:
-            purpose: the purpose of the connections.
-            open_service: called at the beginning of each period of listening.
-            expected: the maximum number of workers that connect to it at the same time.
+            purpose: the purpose of the connections (see `Identity.purpose`).
+            open_service: creates the service; called each time that this object starts to listen.
+            expected: the maximum number of workers that connect to the service at the same time.
         """
         with self._lock:
             listens = self._thread is not None
@@ -96,7 +101,7 @@ class SharedListener:
                 self.resume()
 
     def end(self, purpose: str) -> None:
-        """Closes the service for a purpose; stops listening if none is left."""
+        """Removes the service for a purpose; stops listening if no other service is left."""
         with self._lock:
             listens = self._thread is not None
             self.pause()
@@ -105,14 +110,17 @@ class SharedListener:
                 self.resume()
 
     def serves(self, purpose: str) -> bool:
-        """Whether there is a service for a purpose."""
+        """Whether a service is registered for a purpose."""
         return purpose in self._services
 
     def resume(self) -> None:
-        """Starts listening. If that is impossible, a message says so, and the job continues."""
+        """Starts to listen if any service is registered.
+
+        If this process cannot listen, a message is printed, but no error is raised.
+        """
         with self._lock:
             if self._thread is not None and not self._thread.is_alive():
-                self.pause()  # an error has ended the thread
+                self.pause()  # the thread has ended because of an error
             if self._thread is None and self._services:
                 self._resume()
 
@@ -144,7 +152,7 @@ class SharedListener:
         self._thread.start()
 
     def pause(self) -> None:
-        """Stops listening, and drops the connections that no service keeps."""
+        """Stops listening, and closes the services and the unauthenticated connections."""
         with self._lock:
             thread, self._thread = self._thread, None
             if thread is None:
@@ -157,7 +165,7 @@ class SharedListener:
                 self._wake_sender.close()
 
     def wake(self) -> None:
-        """Wakes the thread to call the services; callable from any thread."""
+        """Makes the thread call `tick` of all services; can be called in any thread."""
         with contextlib.suppress(OSError):  # the buffer is full, or the socket is closed
             if self._wake_sender:
                 self._wake_sender.send(b"!")
@@ -183,7 +191,7 @@ class SharedListener:
                 selector.register(wake_receiver, selectors.EVENT_READ, woken)
                 kept = {*listeners, wake_receiver}
                 _loop(selector, acceptor, list(services.values()), stopped, kept)
-        except Exception as error:  # the job continues
+        except Exception as error:  # the job can continue without the listener
             self._announce(f"{self._what} any longer: {error!r}")
         finally:
             for sock in (*listeners, wake_receiver):
@@ -216,17 +224,19 @@ class SharedListener:
             self._announce,
             _STRANGERS,
             lambda hello: services[hello.purpose].identity,
-            hang_ups=False,  # members hang up once they have their answer
+            hang_ups=False,  # members may close a connection early, once they know the answer
         )
 
 
 def shared_listener_of(
     session: Session, options: Options, what: str, announce: Announce
 ) -> SharedListener:
-    """Returns the listener at a session's address, or a new one, which does not listen yet.
+    """Returns the listener at the address of a session, or creates one.
+
+    A new listener does not listen until `SharedListener.resume` is called.
 
     Args:
-        session: the session.
+        session: the session of this process.
         options: see `SharedListener`.
         what: see `SharedListener`.
         announce: see `SharedListener`.
@@ -244,14 +254,16 @@ def _loop(
     stopped: threading.Event,
     kept: Collection[socket.socket],
 ) -> None:
-    """Serves until it is stopped; an unexpected error closes at most one connection.
+    """Runs the listener until `stopped` is set. An unexpected error closes only one connection.
 
     Args:
-        selector: contains the connections, with a function to call as data.
-        acceptor: accepts the connections.
-        services: serve the accepted connections.
-        stopped: set to end the loop.
-        kept: sockets that are never closed here.
+        selector: the selector of the thread. The data of each registered connection is the function
+            to call when the connection is ready.
+        acceptor: accepts and authenticates the connections.
+        services: the services, which take over the accepted connections.
+        stopped: the event that ends the loop.
+        kept: the sockets that an error must not close: the listening sockets, and the socket that
+            wakes the thread.
     """
     errors = 0
 

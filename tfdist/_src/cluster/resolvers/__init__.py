@@ -1,1 +1,4 @@
-"""Resolvers, which read this process's job from the environment that its engine has set."""
+"""Resolvers: each one reads the job of this process from the environment variables of an engine.
+
+An engine is a program that starts the workers of a job, such as Slurm, mpirun or torchrun.
+"""

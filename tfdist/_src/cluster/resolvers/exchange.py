@@ -1,4 +1,4 @@
-"""Exchanges the workers' addresses at rank 0, for engines that do not publish them."""
+"""Exchanges the addresses of the workers through rank 0, if the engine does not provide them."""
 
 import dataclasses
 import functools
@@ -26,14 +26,15 @@ _PAUSE_SECONDS = 0.5
 
 
 def await_names(topology: Topology, options: Options, announce: Announce) -> None:
-    """Waits until the names of this worker and rank 0 resolve.
+    """Waits until the host names of this worker and of rank 0 resolve.
 
-    At the timeout it returns normally: the code that needs the name raises the error.
+    At the timeout, this function returns without an error. The code that needs the host name later
+    raises an error.
 
     Args:
         topology: the workers, with their addresses.
-        options: `start_timeout` limits the wait.
-        announce: called occasionally with a line about the wait.
+        options: the job's options. `start_timeout` limits the wait.
+        announce: called with each progress message.
     """
     if not topology.workers:
         return
@@ -62,18 +63,19 @@ _reserved: list[socket.socket] = []
 def complete(
     found: ResolvedJob, options: Options, announce: Announce = logger.info
 ) -> tuple[Topology, Options]:
-    """Completes a resolver's result; called by all workers.
+    """Completes the addresses and the secret of a job; all workers must call this.
 
-    The workers meet at rank 0, and each sends the address at which it will listen. If the settings
-    have no secret, rank 0 creates one, provided the engine can pass it to the job's processes only.
+    The workers connect to rank 0, and each worker sends the address at which it will listen. If the
+    options contain no secret, rank 0 creates one, but only if the engine can send the secret to the
+    processes of the job without revealing it to other users.
 
     Args:
-        found: the job; if all addresses are known, nothing is exchanged.
+        found: the result of a resolver. If it contains all addresses, nothing is exchanged.
         options: see `meet`.
         announce: see `meet`.
 
     Returns:
-        The workers with their addresses, and the settings with the job's secret.
+        The workers with their addresses, and the options with the secret of the job.
 
     Raises:
         ClusterError, TlsError, RendezvousError: see `meet`.
@@ -89,7 +91,8 @@ def complete(
     if topology.rank == 0 and how.share is None:
         _check_meeting(topology.chief)
     seals = how.seals and not (options.secret or options.tls)
-    # A sealed secret is useless to other users, so strangers may receive it.
+    # Other users cannot decrypt a sealed secret. It may therefore be sent over a connection that is
+    # not authenticated.
     open_options = dataclasses.replace(options, security="none") if seals else options
     session = meet(topology, open_options, announce=announce)
     try:
@@ -109,7 +112,7 @@ def _at(worker: Worker, address: str) -> Worker:
 
 
 def _sealed_secret(session: Session) -> str:
-    """Returns a secret that rank 0 has created, and sealed for processes of this user."""
+    """Creates a secret on rank 0, and sends it to all ranks; only this user can decrypt it."""
     secret = secrets.token_hex(_SECRET_BYTES) if session.rank == 0 else ""
     sealed = slurm.seal(secret) if secret else ""
     first, *_ = session.exchange("secret", sealed.encode())
@@ -119,7 +122,11 @@ def _sealed_secret(session: Session) -> str:
 def _learn_meeting(
     how: AddressExchange, topology: Topology, options: Options
 ) -> tuple[str, Options]:
-    """Returns rank 0's address, and the options with any secret shared through the engine."""
+    """Returns the address of rank 0, and the options with the job's secret.
+
+    If the engine can send a text to all workers (`AddressExchange.share`), rank 0 chooses its
+    address, creates a secret if there is none, and sends both.
+    """
     if how.share is None:
         return how.meeting, options
     text = ""
@@ -132,7 +139,10 @@ def _learn_meeting(
 
 
 def _shared(share: Callable[[str], str], text: str, seconds: float) -> str:
-    """Returns rank 0's text, shared through the engine; limits the wait, as the engine does not."""
+    """Sends rank 0's text to all workers through the engine, with a timeout.
+
+    The engine itself would wait for missing workers forever.
+    """
     answers: list[str | Exception] = []
 
     def run() -> None:
@@ -165,17 +175,20 @@ def _check_meeting(chief: Worker) -> None:
 
 
 def _address(meeting: str, how: AddressExchange) -> str:
-    """Returns the address at which this worker will listen, on its interface to rank 0."""
+    """Reserves an address at which this worker can listen, and returns it.
+
+    The address belongs to the network interface that connects this worker to rank 0.
+    """
     (family, sockaddr), *_ = resolve(meeting)
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(sockaddr)
         host = probe.getsockname()[0]
-    # If rank 0 is on this host, other hosts know the host by rank 0's name.
+    # If rank 0 runs on this host, other hosts can reach this host by the name in rank 0's address.
     return _reserve(split(meeting)[0] if host == sockaddr[0] and not how.one_host else host)
 
 
 def _reserve(host: str) -> str:
-    """Returns an address with a free port, which stays reserved from now on."""
+    """Returns an address with a free port, which this process reserves until it ends."""
     name = f"[{host}]" if ":" in host else host
     any_port = f"{name}:1"
     bound = bind(any_port, check_resolvable(any_port), 0)
@@ -186,7 +199,10 @@ def _reserve(host: str) -> str:
 
 
 def _reachable_address() -> str:
-    """Returns the address of this host that others most likely reach: that of the default route."""
+    """Returns the IP address at which other hosts can most likely reach this host.
+
+    This is the address of the network interface that the default route uses.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("203.0.113.1", 9))  # nothing is sent

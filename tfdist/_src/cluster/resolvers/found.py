@@ -1,4 +1,4 @@
-"""The result of a resolver: the job's workers, and how they exchange their addresses."""
+"""The result of a resolver: the workers of a job, and how they exchange their addresses."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -9,12 +9,13 @@ from tfdist.errors import ClusterError
 
 @dataclass(frozen=True)
 class AddressExchange:
-    """How workers exchange addresses if the engine does not publish them.
+    """How the workers exchange their addresses if the engine does not provide them.
 
     Attributes:
-        meeting: the `"host:port"` at which rank 0 listens; "" if it chooses an address.
-        share: sends rank 0's text to all workers through the engine; called by all of them.
-        seals: whether the engine has a service (MUNGE) that authenticates its users to each other.
+        meeting: the `"host:port"` at which rank 0 listens. "" if rank 0 chooses its own address.
+        share: a function that all workers call with a text. It uses the engine to send the text of
+            rank 0 to all workers, and returns that text. None if the engine cannot do this.
+        seals: whether the engine has a service (MUNGE) that can encrypt the secret for one user.
         one_host: whether all workers run on this host.
     """
 
@@ -26,13 +27,13 @@ class AddressExchange:
 
 @dataclass(frozen=True)
 class ResolvedJob:
-    """A process's job, as its environment describes it.
+    """The job of this process, as described by the environment variables.
 
     Attributes:
-        engine: the engine that started the job, such as `"Slurm"`; "" if no job has been found.
-        topology: the workers; with an `exchange`, their addresses are not known yet.
-        exchange: how the workers exchange addresses; None if these are known.
-        late_names: whether the workers' names may not resolve before the workers run.
+        engine: the engine that started the job, such as `"Slurm"`. "" if no job has been found.
+        topology: the workers of the job. If `exchange` is not None, some addresses are unknown.
+        exchange: how the workers exchange their addresses. None if all addresses are known.
+        late_names: whether the host name of a worker may resolve only after the worker has started.
     """
 
     engine: str = ""
@@ -42,13 +43,13 @@ class ResolvedJob:
 
 
 def numbered(engine: str, rank: int, size: int, exchange: AddressExchange) -> ResolvedJob:
-    """Returns the workers of an engine that gives each process its rank and the group's size.
+    """Returns the job of an engine that provides only ranks and the number of workers.
 
     Args:
-        engine: its name.
+        engine: the name of the engine.
         rank: the rank of this process.
-        size: the number of workers; a single one needs no exchange.
-        exchange: how they exchange their addresses.
+        size: the number of workers.
+        exchange: how the workers exchange their addresses. A single worker does not need this.
     """
     if size == 1:
         return ResolvedJob(engine)
@@ -58,10 +59,15 @@ def numbered(engine: str, rank: int, size: int, exchange: AddressExchange) -> Re
 
 
 def rank_and_size(environ: Mapping[str, str], rank: str, size: str) -> tuple[int, int]:
-    """Reads this process's rank and the number of processes from two variables.
+    """Reads the rank of this process and the number of processes from environment variables.
+
+    Args:
+        environ: the environment variables.
+        rank: the name of the variable with the rank.
+        size: the name of the variable with the number of processes.
 
     Raises:
-        ClusterError: a variable is missing or not a number, or they contradict each other.
+        ClusterError: a variable is missing or not a number, or the two contradict each other.
 
     Example:
         >>> rank_and_size({"RANK": "1", "WORLD_SIZE": "2"}, "RANK", "WORLD_SIZE")
@@ -78,10 +84,10 @@ def rank_and_size(environ: Mapping[str, str], rank: str, size: str) -> tuple[int
 
 
 def number(environ: Mapping[str, str], name: str) -> int:
-    """Reads a variable that is a number.
+    """Reads an environment variable that must be an integer >= 0.
 
     Raises:
-        ClusterError: it is missing, or not a number.
+        ClusterError: the variable is missing, or it is not such an integer.
     """
     text = environ.get(name)
     if text is None:

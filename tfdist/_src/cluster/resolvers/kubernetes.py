@@ -1,8 +1,8 @@
 """Kubernetes: the pods of an Indexed Job or a JobSet with a headless service.
 
-`tfdist manifest` writes such a job. Pods are named after their job and their index, and the service
-gives each name an address. The pods of an Indexed Job cannot see whether they are to work together,
-so the environment also contains the number of workers.
+`tfdist manifest` writes such a job. The name of each pod consists of the name of the job and the
+index of the pod, and the service makes this name resolve to the pod's address. A pod cannot find
+out how many pods its Indexed Job has. Therefore, TFDIST_WORKERS must contain the number of workers.
 """
 
 import socket
@@ -19,15 +19,16 @@ _AT = cluster_spec.Source("the job's pods", _RANK, _RANK)
 
 
 def resolve(environ: Mapping[str, str]) -> ResolvedJob | None:
-    """Returns the job of this pod; None if the pod is not part of a multi-worker job.
+    """Returns the job of this pod; None if the pod does not belong to a distributed job.
 
     Raises:
-        ClusterError: the variables contradict each other or the pod's name.
+        ClusterError: the variables contradict each other, or they contradict the pod's name.
     """
     if _RANK not in environ or Variable.WORKERS not in environ:
         return None
     if environ.get(InternalVariable.ELASTIC, "0") not in ("", "0"):
-        # The job may have received more pods since it started; a new pod joins the original pods.
+        # The job may have been scaled up since it started. TFDIST_WORKERS does not count the new
+        # pods, which join the original ones.
         rank, size = number(environ, _RANK), number(environ, Variable.WORKERS)
         size = max(size, rank + 1)
     else:

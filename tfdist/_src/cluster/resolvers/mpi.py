@@ -1,9 +1,8 @@
-"""Open MPI and MPICH: the processes that `mpirun` or `mpiexec` started.
+"""Open MPI and MPICH: the processes that `mpirun` or `mpiexec` has started.
 
-For MPICH, commands and answers are lines of `key=value` over an inherited socket. This is the wire
-protocol of the "simple" implementation of PMI in MPICH.
-
-For Open MPI, a few functions of the PMIx standard (https://pmix.org) are used.
+With MPICH, a process inherits a socket that connects it to the launcher. Commands and answers on
+this socket are lines of `key=value` pairs, the wire protocol of MPICH's "simple" PMI. With Open
+MPI, this module calls a few functions of the PMIx standard (https://pmix.org).
 """
 
 import contextlib
@@ -29,12 +28,15 @@ _PMI_KEY = "tfdist-rank0"
 
 
 def share_by_pmi(rank: int, descriptor: int, text: str) -> str:
-    """Sends a text from rank 0 to all processes; called by all of them.
+    """Sends a text from rank 0 to all processes, which must all call this (MPICH).
 
     Args:
         rank: the rank of this process.
-        descriptor: the descriptor of the connection to the launcher (PMI_FD).
-        text: rank 0's text, without spaces; ignored on other ranks.
+        descriptor: the file descriptor of the socket to the launcher (PMI_FD).
+        text: the text to send, without spaces. It is ignored on all ranks but 0.
+
+    Returns:
+        The text of rank 0.
 
     Raises:
         ClusterError: the launcher does not answer.
@@ -86,7 +88,7 @@ class _Process(ctypes.Structure):
 
 
 class _Value(ctypes.Structure):
-    """`pmix_value_t` with a string; `rest` covers the larger members of its union."""
+    """`pmix_value_t` with a string. `rest` reserves space for the larger members of its union."""
 
     _fields_ = (
         ("type", ctypes.c_uint16),
@@ -96,13 +98,16 @@ class _Value(ctypes.Structure):
 
 
 def share_by_pmix(text: str) -> str:
-    """Sends a text from rank 0 to all processes; called by all of them.
+    """Sends a text from rank 0 to all processes, which must all call this (Open MPI).
 
     Args:
-        text: rank 0's text; ignored on other ranks.
+        text: the text to send. It is ignored on all ranks but 0.
+
+    Returns:
+        The text of rank 0.
 
     Raises:
-        ClusterError: the library is missing, or the launcher does not answer.
+        ClusterError: the PMIx library is missing, or the launcher does not answer.
     """
     library = _load()
     me, found = _Process(), ctypes.POINTER(_Value)()
@@ -143,7 +148,10 @@ def _check(library: Any, function: str, *arguments: Any) -> None:
 
 @contextlib.contextmanager
 def _finalizing(library: Any) -> Iterator[None]:
-    """Finalizes PMIx at the end; otherwise mpirun would report the process's exit as a failure."""
+    """Finalizes PMIx at the end of a `with` block.
+
+    If a process exits without finalizing PMIx, mpirun reports a failure.
+    """
     try:
         yield
     finally:
@@ -151,12 +159,12 @@ def _finalizing(library: Any) -> Iterator[None]:
 
 
 def resolve_mpich(environ: Mapping[str, str]) -> ResolvedJob | None:
-    """Returns the job of this process; None if Hydra has not started it.
+    """Returns the job of this process; None if MPICH's launcher Hydra has not started it.
 
     Raises:
         ClusterError: the variables contradict each other.
     """
-    # Slurm's plugins also set the PMI variables, for steps without Hydra.
+    # A Slurm plugin sets the same variables for steps that srun has started without Hydra.
     if "PMI_SIZE" not in environ or "SLURM_MPI_TYPE" in environ:
         return None
     rank, size = rank_and_size(environ, "PMI_RANK", "PMI_SIZE")

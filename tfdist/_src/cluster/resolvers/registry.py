@@ -1,4 +1,4 @@
-"""The resolvers in the order in which they are called, the innermost engine first."""
+"""Calls all resolvers in turn. If one engine can run inside another, the inner one is first."""
 
 import dataclasses
 import os
@@ -17,8 +17,9 @@ def _tf_config(environ: Mapping[str, str]) -> ResolvedJob | None:
     return ResolvedJob("TF_CONFIG", from_environment(environ)) if environ.get("TF_CONFIG") else None
 
 
-# Name -> resolver; the first result counts. `tfdist run` and Kubeflow's TFJob set TF_CONFIG.
-# mpirun may run inside a Slurm job, and any engine in a pod.
+# Maps the name of each engine to its resolver, in the order in which they are called. TF_CONFIG is
+# set by `tfdist run` and by Kubeflow's TFJob. mpirun can run inside a Slurm job, and all engines
+# can run inside a Kubernetes pod.
 RESOLVERS: dict[str, Resolver] = {
     "TF_CONFIG": _tf_config,
     "Open MPI": mpi.resolve_open_mpi,
@@ -31,16 +32,17 @@ RESOLVERS: dict[str, Resolver] = {
 
 
 def find(environ: Mapping[str, str] | None = None) -> ResolvedJob:
-    """Returns this process's job, regardless of the engine that started it.
+    """Returns the job of this process for all supported engines.
 
     Args:
-        environ: variables to read; this process's environment by default.
+        environ: the environment variables; `os.environ` by default.
 
     Returns:
-        The result of the first resolver that finds a job; otherwise a single process.
+        The result of the first resolver that finds a job. If no resolver finds one, the result
+        describes a single process.
 
     Raises:
-        ClusterError: the variables of an engine are invalid, or contradict one another.
+        ClusterError: the variables of an engine are invalid, or they contradict one another.
 
     Example:
         >>> find({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1"}).topology.size

@@ -1,4 +1,4 @@
-"""Amazon SageMaker: the hosts of a training job, with one worker each."""
+"""Amazon SageMaker: the hosts of a training job. Each host runs one worker."""
 
 import json
 from collections.abc import Mapping

@@ -1,11 +1,12 @@
-"""Slurm: the tasks of a step that `srun` started.
+"""Slurm: the tasks of a step that `srun` has started.
 
-MUNGE, the authentication service of Slurm's clusters, seals the job's secret in a credential. Only
-this user can decode the credential, on hosts that share the cluster's key. The credential also
-shows who encoded it.
+Rank 0 runs on the first host in the host list of the step, regardless of how Slurm distributes the
+tasks. The port of rank 0 is computed from the number of the job and the number of the step. The
+workers connect to rank 0 to exchange their addresses.
 
-Rank 0 runs on the first host of the step's list, regardless of how Slurm distributes the tasks. Its
-port is computed from the job and step numbers. The workers exchange their addresses at rank 0.
+MUNGE is the authentication service of Slurm clusters. Rank 0 uses MUNGE to encrypt the job's secret
+in a credential. Only processes of the same user can decrypt the credential, and only on hosts with
+the MUNGE key of the cluster. They also learn from the credential which user has created it.
 """
 
 import itertools
@@ -26,14 +27,15 @@ _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 
 def expand(text: str, variable: str) -> list[str]:
-    """Returns the hosts of a list, in order.
+    """Converts a Slurm host list to the names of the hosts, in the same order.
 
     Args:
-        text: the list; brackets contain numbers and ranges, and leading zeros are kept.
-        variable: its name in error messages.
+        text: the host list. Brackets contain numbers and ranges of numbers. Leading zeros are part
+            of the host name.
+        variable: the name of the environment variable with the host list, for error messages.
 
     Raises:
-        ClusterError: the list is malformed.
+        ClusterError: the host list is malformed.
 
     Example:
         >>> expand("a[08-10,2]x[1-2],b", "LIST")
@@ -77,7 +79,7 @@ _SECONDS = 30.0
 
 
 def seal(secret: str) -> str:
-    """Returns a credential that contains a secret for processes of this user.
+    """Encrypts a secret in a credential that only processes of this user can decrypt.
 
     Raises:
         ClusterError: MUNGE does not work on this host.
@@ -86,10 +88,10 @@ def seal(secret: str) -> str:
 
 
 def unseal(credential: str) -> str:
-    """Returns the secret in a credential.
+    """Decrypts a credential and returns the secret.
 
     Raises:
-        ClusterError: MUNGE does not work on this host, or another user has encoded it.
+        ClusterError: MUNGE does not work on this host, or another user has created the credential.
     """
     with tempfile.NamedTemporaryFile("r") as metadata:
         secret = _run(["unmunge", f"--metadata={metadata.name}", "--keys=UID"], credential)
@@ -127,7 +129,7 @@ _INNER = ("OMPI_COMM_WORLD_SIZE", "HYDI_CONTROL_FD", "TORCHELASTIC_RUN_ID")
 
 
 def resolve(environ: Mapping[str, str]) -> found.ResolvedJob | None:
-    """Returns the step of this task; None outside of a step.
+    """Returns the job of this process if it is a task of a Slurm step; otherwise None.
 
     Raises:
         ClusterError: the variables contradict each other, or the step is heterogeneous.

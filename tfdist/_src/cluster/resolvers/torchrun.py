@@ -1,4 +1,4 @@
-"""RANK, WORLD_SIZE and MASTER_ADDR, as set by torchrun and Kubeflow's PyTorchJob."""
+"""torchrun and Kubeflow's PyTorchJob, which set RANK, WORLD_SIZE and MASTER_ADDR."""
 
 from collections.abc import Mapping
 
@@ -9,15 +9,18 @@ _DEFAULT_PORT = "29500"
 
 
 def master(environ: Mapping[str, str], host: str = "", port: int | str = _DEFAULT_PORT) -> str:
-    """Returns the `"host:port"` at which rank 0 listens; "" if it is not set.
+    """Returns the `"host:port"` of rank 0 from MASTER_ADDR and MASTER_PORT.
 
     Args:
-        environ: the variables.
-        host: the default of MASTER_ADDR.
-        port: the default of MASTER_PORT.
+        environ: the environment variables.
+        host: the default value of MASTER_ADDR; "" for no default.
+        port: the default value of MASTER_PORT.
+
+    Returns:
+        The address; "" if MASTER_ADDR is not set and has no default.
 
     Raises:
-        ClusterError: the port is not a number.
+        ClusterError: MASTER_PORT is not a number.
 
     Example:
         >>> master({"MASTER_ADDR": "10.0.0.1"})
@@ -31,10 +34,10 @@ def master(environ: Mapping[str, str], host: str = "", port: int | str = _DEFAUL
 
 
 def resolve(environ: Mapping[str, str]) -> found.ResolvedJob | None:
-    """Returns the job of this process; None without these variables.
+    """Returns the job of this process; None if RANK and WORLD_SIZE are not set.
 
     Raises:
-        ClusterError: only some of them are set, or they contradict each other.
+        ClusterError: a variable is missing or invalid, or the variables contradict each other.
     """
     if "RANK" not in environ and "WORLD_SIZE" not in environ:
         return None
@@ -48,7 +51,7 @@ def resolve(environ: Mapping[str, str]) -> found.ResolvedJob | None:
             "0. Set it and MASTER_PORT; or unset RANK and WORLD_SIZE to train alone."
         )
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        host, _, port = meeting.rpartition(":")  # torchrun itself listens there
+        host, _, port = meeting.rpartition(":")  # torchrun itself listens at this port
         meeting = f"{host}:{int(port) + 1}"
     local = environ.get("LOCAL_WORLD_SIZE") == str(size)
     return found.numbered("torchrun", rank, size, found.AddressExchange(meeting, one_host=local))

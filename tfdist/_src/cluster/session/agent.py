@@ -1,4 +1,4 @@
-"""A session's side on all ranks but 0: a single connection, to rank 0."""
+"""The part of a session that runs on all ranks except rank 0, with a connection to rank 0."""
 
 import time
 from collections.abc import Sequence
@@ -16,28 +16,30 @@ _MARGIN = 1.5
 
 
 def is_overdue(waited: float, quiet: float, stall_warning: float) -> bool:
-    """Whether rank 0 should have warned of a stalled exchange by now; it may be suspended.
+    """Whether rank 0 should already have sent a warning about a stalled exchange.
 
-    Rank 0 warns after `stall_warning` seconds, and again whenever the wait has doubled.
+    Rank 0 sends the first warning after `stall_warning` seconds, and another one each time that the
+    wait has doubled. If a warning is overdue, rank 0 may be suspended.
 
     Args:
-        waited: seconds since this rank joined the exchange.
-        quiet: seconds since this rank joined, or since the last warning if there was one.
-        stall_warning: seconds until the first warning.
+        waited: the number of seconds since this rank has joined the exchange.
+        quiet: the number of seconds since the last warning, or since this rank has joined the
+            exchange if there was no warning.
+        stall_warning: the number of seconds until the first warning.
     """
     return quiet >= _MARGIN * max(stall_warning, waited - quiet)
 
 
 class Agent:
-    """A rank's connection to rank 0.
+    """The connection of this rank to rank 0. Agents exist on all ranks except rank 0.
 
     Args:
-        workers: the group in rank order.
-        sock: the connection.
-        state: this process's state, which the agent updates.
-        report: this process's report, which rank 0 may request.
+        workers: the workers of the group in rank order.
+        sock: the connection to rank 0.
+        state: the state of the session in this process, which the agent updates.
+        report: the report of this process, which rank 0 may request.
         heartbeat_timeout: seconds without a heartbeat after which rank 0 is considered lost.
-        stall_warning: seconds after which rank 0 reports the missing ranks of an exchange.
+        stall_warning: seconds after which rank 0 warns about a stalled exchange.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class Agent:
         self._state = state
         self._report = report
         self._stall_warning = stall_warning
-        self._told_ns = 0  # when rank 0, or this rank itself, last reported a stall
+        self._told_ns = 0  # the time of the last warning from rank 0 or from this rank itself
         self._connections = Connections({0: sock}, self, heartbeat_timeout)
         self._connections.start()
 
@@ -67,7 +69,7 @@ class Agent:
         variable: str,
         decide: Decision | None,
     ) -> None:
-        """Joins an exchange; if `decide` is given, rank 0 decides on the result."""
+        """Joins an exchange. `decide` is ignored, because only rank 0 calls it."""
         header = {
             "kind": "join",
             "sequence": sequence,
@@ -78,31 +80,31 @@ class Agent:
         self._connections.send(0, encode(header, payload))
 
     def notify(self, key: str, text: str) -> None:
-        """Raises an error: only rank 0 posts notices."""
+        """Raises ValueError, because only rank 0 may post notices."""
         raise ValueError(
             f"notify() is for rank 0; the other ranks call wait_notified(). Received: {key!r} on "
             f"another rank. Call it only if session.rank == 0."
         )
 
     def stalled(self, text: str) -> None:
-        """Reports a long wait of this rank to all others, through rank 0."""
+        """Reports a long wait of this rank to rank 0, which forwards the report to all others."""
         self._connections.send(0, encode({"kind": "stalled", "text": text}))
 
     def report_order(self, function: str, payload: bytes) -> None:
-        """Reports this rank's order of values in collectives to rank 0."""
+        """Sends rank 0 the order in which a function of this rank passes values to collectives."""
         self._connections.send(0, encode({"kind": "order", "function": function}, payload))
 
     def lose(self, message: str, rank: int | None = None, *, silent: bool = False) -> None:
-        """Ends the session here because a worker is lost; arguments as for `Coordinator.lose`."""
+        """Ends the session on this rank because a worker is lost (see `Coordinator.lose`)."""
         self._state.lose(message, rank, silent=silent)
 
     @property
     def connections(self) -> Connections:
-        """The connections, which have a thread of their own."""
+        """The connections, which run in a separate thread."""
         return self._connections
 
     def close(self, failure: str | None, linger: float) -> None:
-        """Says goodbye and closes the connection."""
+        """Tells rank 0 that this rank leaves, and closes the connection."""
         self._connections.close(encode({"kind": "bye", "failure": failure}), linger)
 
     def on_frame(self, rank: int, header: Header, payload: bytes) -> None:
@@ -149,7 +151,7 @@ class Agent:
         self._state.lose(loss_message(0, self._chief, f"is lost: {reason}"), 0, silent=silent)
 
     def on_tick(self, now: float) -> None:
-        """Warns of a stalled exchange if rank 0 should have warned of it, but has not."""
+        """Logs a warning about a stalled exchange if the warning of rank 0 is overdue."""
         awaited = self._state.awaited
         if awaited is None:
             return

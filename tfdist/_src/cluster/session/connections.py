@@ -1,4 +1,4 @@
-"""The control connections of a process, served and monitored by one thread."""
+"""The control connections of a process. One thread serves and monitors all of them."""
 
 import contextlib
 import json
@@ -18,20 +18,21 @@ from tfdist._src.cluster.net.framing import FRAME_LIMIT, Decoder, Header, WireEr
 
 
 class ReplaceableListener(Protocol):
-    """A listener at this process's address that frees the address on request."""
+    """A listener at the address of this process that can release the address temporarily."""
 
     def pause(self) -> None:
-        """Stops listening; returns once the address is free."""
+        """Stops listening; returns when other sockets can use the address."""
 
     def resume(self) -> None:
         """Listens again."""
 
 
 class LocalAddress:
-    """This process's address, with at most one listener at a time.
+    """The address of this process, at which only one listener can listen at a time.
 
-    Firewalls may allow no other port between the workers. So the connections between workers have
-    precedence over the tenant, a listener that uses the address the rest of the time.
+    Firewalls may allow no other port between the workers. While the workers open connections to one
+    another, they must therefore use this address. The rest of the time, another listener, the
+    tenant, may use the address.
     """
 
     def __init__(self) -> None:
@@ -39,21 +40,21 @@ class LocalAddress:
 
     @property
     def tenant(self) -> ReplaceableListener | None:
-        """The tenant, if any."""
+        """The listener that currently uses the address, if any."""
         return self._tenant
 
     def let(self, tenant: ReplaceableListener) -> None:
-        """Lets a tenant listen at this address, except inside `free`."""
+        """Lets a tenant listen at this address, except during `free`."""
         self._tenant = tenant
         tenant.resume()
 
     def release(self) -> None:
-        """Forgets the tenant, which keeps listening for this process's next session."""
+        """Forgets the tenant without stopping it, so that the next session can use it."""
         self._tenant = None
 
     @contextlib.contextmanager
     def free(self) -> Iterator[None]:
-        """Keeps the address free of the tenant inside a `with` block."""
+        """Stops the tenant during a `with` block, so that other sockets can use the address."""
         if self._tenant:
             self._tenant.pause()
         try:
@@ -63,7 +64,7 @@ class LocalAddress:
                 self._tenant.resume()
 
     def evict(self) -> None:
-        """Frees the address for good."""
+        """Stops the tenant permanently."""
         tenant, self._tenant = self._tenant, None
         if tenant:
             tenant.pause()
@@ -76,25 +77,25 @@ Reporter = Callable[[], dict[str, Any]]
 
 
 class LocalReport:
-    """The report of this process; empty until `made_by` registers a reporter."""
+    """The report of this process about its state. It is empty until `made_by` is called."""
 
     def __init__(self) -> None:
         self._reporter: Reporter = dict
 
     def made_by(self, reporter: Reporter) -> None:
-        """Registers the function that makes the report.
+        """Registers the function that returns the report.
 
         Args:
-            reporter: returns a small JSON-serializable dict. It must not block, because other
-                workers wait for the thread that calls it.
+            reporter: returns a small dict that can be serialized as JSON. It must not block,
+                because the thread that calls it also serves the connections to other workers.
         """
         self._reporter = reporter
 
     def encoded(self) -> bytes:
-        """Returns the report as JSON; an object with the single key "error" if it fails."""
+        """Returns the report as JSON. If the reporter fails, the only key is "error"."""
         try:
             report = json.dumps(self._reporter()).encode()
-        except Exception as error:  # the thread of the connections must survive
+        except Exception as error:  # an error must not end the thread of the connections
             return _error(f"its report failed ({type(error).__name__})")
         return report if len(report) <= REPORT_LIMIT else _error("its report is too long")
 
@@ -104,12 +105,12 @@ def _error(text: str) -> bytes:
 
 
 class Gathering:
-    """Collects the reports of all ranks as they arrive.
+    """Collects the reports of several ranks as they arrive.
 
     Args:
-        number: identifies the request, so that late replies to earlier requests do not count.
-        ranks: the ranks that are asked.
-        on_complete: called in the thread of the connections once no report is missing.
+        number: the number of the request. Late replies to earlier requests have other numbers.
+        ranks: the ranks that have been asked for a report.
+        on_complete: called in the thread of the connections when no more reports are expected.
     """
 
     def __init__(self, number: int, ranks: Iterable[int], on_complete: Callable[[], object]):
@@ -120,17 +121,17 @@ class Gathering:
 
     @property
     def is_complete(self) -> bool:
-        """Whether no more reports will arrive."""
+        """Whether no more reports are expected."""
         return not self._missing
 
     def add(self, rank: int, report: bytes) -> None:
-        """Adds a rank's report, which may be malformed."""
+        """Adds the report of a rank. The content of the report is not checked."""
         if rank in self._missing and len(report) <= REPORT_LIMIT:
             self.reports[rank] = report
         self.give_up(rank)
 
     def give_up(self, rank: int) -> None:
-        """Notes that a rank will send no more reports."""
+        """Stops waiting for the report of a rank."""
         if rank in self._missing:
             self._missing.discard(rank)
             if not self._missing:
@@ -139,11 +140,13 @@ class Gathering:
 
 @dataclass(frozen=True)
 class Presence:
-    """Rank 0's knowledge of another rank, from their connection.
+    """The state of rank 0's connection to another rank.
 
     Attributes:
-        silence: seconds since the rank was last heard from; None if it is not connected.
-        gone: the reason why it is not connected, such as "has left the job"; "" if it is connected.
+        silence: the number of seconds since rank 0 last received data from the rank. None if the
+            rank is not connected.
+        gone: the reason why the rank is not connected, such as "has left the job". "" if the rank
+            is connected.
     """
 
     silence: float | None
@@ -157,13 +160,13 @@ _CHUNK = 256 * 1024
 
 
 class Handler(Protocol):
-    """Receives the events of the connections, in the thread of `Connections`."""
+    """Handles the events of `Connections`, which calls these methods in its thread."""
 
     def on_frame(self, rank: int, header: Header, payload: bytes) -> None:
-        """Called when a frame arrives; raises KeyError, TypeError or ValueError if malformed."""
+        """Handles a frame; raises KeyError, TypeError or ValueError if the frame is malformed."""
 
     def on_end(self, rank: int, reason: str, *, silent: bool) -> None:
-        """Called once when a connection breaks, and never after `drop` or `close`."""
+        """Called once when a connection breaks, but not after `drop` or `close`."""
 
     def on_tick(self, now: float) -> None:
         """Called about twice a second with `time.monotonic()`."""
@@ -176,7 +179,7 @@ class _Connection:
         self.sock = sock
         self.decoder = Decoder(FRAME_LIMIT)
         self.lock = threading.Lock()  # guards `out` and the socket
-        self.out: deque[memoryview] = deque()  # frames are shared with other connections
+        self.out: deque[memoryview] = deque()  # the unsent frames; other connections may share them
         self.last_heard = now
         self.last_sent = now
         self.dropped = False
@@ -200,16 +203,16 @@ class _Connection:
                         self.out.popleft()
             except BlockingIOError:
                 pass
-            except OSError:  # the next read reports the reason
+            except OSError:  # reading from the socket will report the same reason
                 self.out.clear()
 
 
 class Connections:
-    """The connections to other ranks.
+    """The connections to other ranks, and the thread that serves them.
 
     Args:
         sockets: a connected socket for each rank.
-        handler: receives the events.
+        handler: the object that handles the events of the connections.
         heartbeat_timeout: seconds without a heartbeat after which a connection is considered
             broken.
     """
@@ -222,7 +225,7 @@ class Connections:
         self._handler = handler
         self._timeout = heartbeat_timeout
         self._interval = min(_BEAT_SECONDS, heartbeat_timeout / 4)
-        self._unsent: set[int] = set()  # ranks with connections that wait to be written to
+        self._unsent: set[int] = set()  # the ranks for which some data has not been sent yet
         self._on_wake: list[Callable[[], object]] = []
         self._leaving = False
         self._close_by: float | None = None
@@ -233,14 +236,18 @@ class Connections:
         _alive.add(self)
 
     def start(self) -> None:
-        """Starts the thread; not part of the constructor, so that the handler can be set up."""
+        """Starts the thread.
+
+        The constructor does not start the thread, so that the handler can first complete its own
+        initialization.
+        """
         if self._by_rank:
             self._thread.start()
         else:
             self.close_descriptors()
 
     def send(self, rank: int, frame: bytes) -> None:
-        """Sends a frame to a rank, from any thread and without blocking."""
+        """Sends a frame to a rank without blocking; can be called in any thread."""
         if connection := self._by_rank.get(rank):
             connection.send(frame)
             if connection.out:
@@ -253,7 +260,7 @@ class Connections:
             self.send(rank, frame)
 
     def silence(self, rank: int) -> float | None:
-        """Seconds since a rank was last heard from; None if it is not connected."""
+        """Returns the seconds since a rank last sent data; None if the rank is not connected."""
         connection = self._by_rank.get(rank)
         return None if connection is None else max(0.0, time.monotonic() - connection.last_heard)
 
@@ -264,29 +271,35 @@ class Connections:
 
     @property
     def waker(self) -> int:
-        """The descriptor of a socket that wakes the thread by each byte; -1 without a thread."""
+        """The file descriptor of a socket; writing a byte to the socket wakes the thread.
+
+        -1 if there is no thread.
+        """
         return self._wake_sender.fileno()
 
     def on_wake(self, callback: Callable[[], object]) -> Callable[[], None]:
-        """Registers a callback for the thread to call whenever it is woken; it must not block.
+        """Registers a callback that the thread calls each time that it is woken.
+
+        Args:
+            callback: the callback, which must not block.
 
         Returns:
-            A function that removes the callback; to be called once.
+            A function that removes the callback. It may be called only once.
         """
         self._on_wake.append(callback)
         return lambda: self._on_wake.remove(callback)
 
     def drop(self, rank: int) -> None:
-        """Closes a connection without calling `on_end`; only from within the handler."""
+        """Closes a connection without calling `on_end`. Only the handler may call this."""
         self._by_rank[rank].dropped = True
 
     def close(self, last_frame: bytes, linger: float) -> None:
-        """Sends buffered data and a last frame, closes all connections and stops the thread.
+        """Sends all buffered data and a last frame, closes all connections and stops the thread.
 
         Args:
-            last_frame: sent to all ranks. A peer closes its connection once it has read this frame,
-                so `on_end` is no longer called.
-            linger: seconds that this may take.
+            last_frame: the frame that is sent to all ranks. Each peer closes its connection after
+                it has read this frame, so `on_end` is no longer called.
+            linger: the maximum number of seconds to wait until all data has been sent.
         """
         self._leaving = True
         self.broadcast(last_frame)
@@ -296,9 +309,10 @@ class Connections:
             self._thread.join(linger + 1.0)
 
     def close_descriptors(self) -> None:
-        """Closes only the descriptors, for a forked child.
+        """Closes only the file descriptors. A forked child calls this.
 
-        The child's copies would keep the connections open after its parent has died.
+        Without this, the copies in the child would keep the connections open after the parent has
+        died.
         """
         sockets = (connection.sock for connection in self._by_rank.values())
         for sock in (self._wake_receiver, self._wake_sender, *sockets):
@@ -307,7 +321,7 @@ class Connections:
     def _wake(self) -> None:
         try:
             self._wake_sender.send(b"!")
-        except OSError:  # a wake-up is already pending, or the thread has ended
+        except OSError:  # the buffer is full, so the thread will wake up; or the thread has ended
             pass
 
     def _run(self) -> None:
@@ -317,7 +331,8 @@ class Connections:
                 selector.register(connection.sock, selectors.EVENT_READ, rank)
             last = next_watch = time.monotonic()
             poll_seconds = min(_POLL_SECONDS, self._interval)
-            # This loop never walks through all connections just because one of them is readable.
+            # If only one connection is readable, this loop must not iterate over all connections,
+            # because there may be thousands of them.
             while self._by_rank and not self._closed():
                 while self._unsent:
                     if unsent := self._by_rank.get(rank := self._unsent.pop()):
@@ -326,7 +341,8 @@ class Connections:
                 events = selector.select(poll_seconds)
                 now = time.monotonic()
                 self._handle(selector, events, now)
-                # After this process was suspended, its peers' silence proves nothing.
+                # If this process itself was suspended, it could not receive data. The silence of
+                # its peers then proves nothing, so their timeouts start again.
                 if now - last > self._timeout / 2:
                     for connection in self._by_rank.values():
                         connection.last_heard = now
@@ -340,7 +356,10 @@ class Connections:
         self._wake_sender.close()
 
     def _closed(self) -> bool:
-        """Whether closing has finished; shuts down each stream once its data is sent."""
+        """Shuts down the connections without unsent data; returns whether the linger time is over.
+
+        The result is False until `close` is called.
+        """
         if self._close_by is None:
             return False
         for connection in self._by_rank.values():
@@ -349,7 +368,7 @@ class Connections:
                     connection.shut = True
                     try:
                         connection.sock.shutdown(socket.SHUT_WR)
-                    except OSError:  # the peer was faster
+                    except OSError:  # the peer has already closed the connection
                         pass
         return time.monotonic() >= self._close_by
 
@@ -380,7 +399,7 @@ class Connections:
                     self._handler.on_end(rank, reason, silent=False)
 
     def _read(self, rank: int, connection: _Connection) -> str | None:
-        """Reads the available data; returns the reason if the connection is unusable."""
+        """Reads the available data; if the connection is unusable, returns the reason."""
         try:
             with connection.lock:
                 data = connection.sock.recv(_CHUNK)
@@ -404,14 +423,14 @@ class Connections:
                 reason = f"no sign of life for {self._timeout:g} s"
                 self._handler.on_end(rank, reason, silent=True)
                 self._end(selector, rank)
-            elif now - connection.last_sent >= self._interval:  # anything sent is a sign of life
+            elif now - connection.last_sent >= self._interval:  # other data replaces a heartbeat
                 self.send(rank, _BEAT)
         self._handler.on_tick(now)
 
     def _end(self, selector: selectors.BaseSelector, rank: int) -> None:
         connection = self._by_rank[rank]
         selector.unregister(connection.sock)
-        # A copy, because other threads may be iterating over it.
+        # Create a new dict, because other threads may be iterating over the old one.
         self._by_rank = {other: kept for other, kept in self._by_rank.items() if other != rank}
         connection.sock.close()
 
@@ -419,7 +438,7 @@ class Connections:
 def _call(callback: Callable[[], object]) -> None:
     try:
         callback()
-    except Exception:  # the thread must survive
+    except Exception:  # an error must not end the thread of the connections
         traceback.print_exc()
 
 

@@ -1,4 +1,7 @@
-"""Rank 0's side of a session: completes exchanges, posts notices, reports lost workers."""
+"""The part of a session that runs on rank 0.
+
+Rank 0 completes exchanges, posts notices, and reports lost workers to the other ranks.
+"""
 
 import threading
 import time
@@ -25,8 +28,15 @@ class Exchange:
     """One exchange that some ranks have joined.
 
     Attributes:
-        decide: rank 0's decision; None if all ranks get all payloads.
-        payloads: the payloads of the ranks that have joined.
+        tag: the purpose of the exchange, the same on all ranks.
+        first: the rank that has joined first.
+        deadline: the earliest time at which a rank times out.
+        timeout: the timeout of that rank in seconds.
+        variable: the environment variable that sets this timeout.
+        payloads: the payloads of the ranks that have joined, by rank.
+        decide: computes the reply to each rank; None if all ranks receive all payloads.
+        started: the time at which the first rank has joined.
+        warned: how long the exchange had waited at the last warning, in seconds.
     """
 
     tag: str
@@ -37,18 +47,18 @@ class Exchange:
     payloads: dict[int, bytes] = field(default_factory=dict)
     decide: Decision | None = None
     started: float = 0.0
-    warned: float = 0.0  # seconds waited at the last warning
+    warned: float = 0.0
 
     def in_rank_order(self) -> list[bytes]:
-        """Returns the payloads in rank order, once all ranks have joined."""
+        """Returns the payloads in rank order. All ranks must have joined."""
         return [self.payloads[rank] for rank in range(len(self.payloads))]
 
 
 class PendingExchanges:
-    """The exchanges that rank 0 has yet to complete.
+    """The exchanges that some ranks have not joined yet.
 
     Args:
-        workers: the group in rank order; empty for a single process.
+        workers: the workers of the group in rank order; empty for a single process.
 
     Example:
         >>> exchanges = PendingExchanges(())
@@ -77,20 +87,20 @@ class PendingExchanges:
         """Records that a rank joins an exchange.
 
         Args:
-            rank: the joining rank.
-            sequence: the number of the exchange on that rank, starting at 1.
-            tag: that rank's tag for the exchange.
-            payload: that rank's payload.
-            deadline: the time at which that rank times out, on the caller's clock.
-            timeout: seconds from joining to the deadline.
+            rank: the rank that joins.
+            sequence: the number of the exchange on this rank, starting at 1.
+            tag: the tag that this rank has passed.
+            payload: the payload of this rank.
+            deadline: the time at which this rank times out, on the clock of the caller.
+            timeout: the number of seconds from now to the deadline.
             variable: the environment variable that sets the timeout.
-            decide: rank 0's decision, if any.
+            decide: the function that computes the reply to each rank. Only rank 0 passes it.
 
         Returns:
-            The exchange once the last rank has joined, else None.
+            The exchange if all ranks have joined it, otherwise None.
 
         Raises:
-            ProgramMismatchError: another rank used a different tag.
+            ProgramMismatchError: another rank has passed a different tag.
         """
         new = Exchange(tag, rank, deadline, timeout, variable, started=deadline - timeout)
         current = self._pending.setdefault(sequence, new)
@@ -110,17 +120,17 @@ class PendingExchanges:
         return self._pending.pop(sequence)
 
     def leave(self, rank: int) -> None:
-        """Records that a rank has left normally and joins no more exchanges."""
+        """Records that a rank has left normally, so that it joins no more exchanges."""
         self._gone.add(rank)
 
     def stuck(self, now: float) -> TfdistError | None:
-        """Returns the error of an exchange that cannot complete; None if all can.
+        """Returns an error if an exchange can no longer complete; otherwise None.
 
         Args:
-            now: the current time, on the clock of the deadlines.
+            now: the current time, on the same clock as the deadlines.
         """
         for current in self._pending.values():
-            # Runs each time a rank joins, so it must not look at all ranks.
+            # This code runs each time that a rank joins, so it must not iterate over all ranks.
             if gone := self._gone.difference(current.payloads):
                 first = min(gone)
                 return PeerLostError(
@@ -136,11 +146,13 @@ class PendingExchanges:
         return None
 
     def slow(self, now: float, stall_warning: float) -> list[str]:
-        """Returns warnings for stalled exchanges, repeated each time the wait has doubled.
+        """Returns warnings about the exchanges that have waited for a long time.
+
+        Each exchange gets another warning each time that its wait has doubled.
 
         Args:
-            now: the current time, on the clock of the deadlines.
-            stall_warning: seconds until the first warning.
+            now: the current time, on the same clock as the deadlines.
+            stall_warning: the number of seconds until the first warning.
         """
         lines = []
         for current in self._pending.values():
@@ -154,14 +166,14 @@ class PendingExchanges:
         return lines
 
     def waited(self, now: float) -> float:
-        """Returns the longest wait of an exchange so far, in seconds; 0 without one."""
+        """Returns how long the oldest exchange has waited, in seconds; 0 without exchanges."""
         return max((now - current.started for current in self._pending.values()), default=0.0)
 
     def crossed_waits(self, reports: Mapping[int, bytes]) -> set[CrossedWait]:
-        """Finds ranks that have not joined an exchange because they wait for one of its ranks.
+        """Finds pairs of ranks that wait for each other (see `CrossedWait`).
 
         Args:
-            reports: the reports of the ranks, as JSON.
+            reports: the reports of the ranks as JSON, by rank.
         """
         names = {rank: str(worker) for rank, worker in enumerate(self._workers)}
         return set().union(
@@ -182,31 +194,32 @@ class PendingExchanges:
         return str(self._workers[rank])
 
 
-# If many ranks wait for the same rank, one report is enough.
+# The minimum time between two reports of stalls. If many ranks wait for the same rank, all of them
+# report a stall, but one report is enough.
 _BETWEEN_STALLS = 1.0
 _MAX_QUESTIONS = 4
 
 
 def loss_message(rank: int, worker: Worker, what: str) -> str:
-    """Returns the message that a worker is lost, and why."""
+    """Returns the message that reports a lost worker."""
     return f"rank {rank}, {worker} {what}; see its log"
 
 
 def left_message(rank: int, worker: Worker) -> str:
-    """Returns the message that a worker has left normally."""
+    """Returns the message that reports a worker that has left normally."""
     return f"rank {rank}, {worker}, has left the job; run the same number of steps on all workers"
 
 
 class Coordinator:
-    """Rank 0's connections to all other ranks.
+    """The connections of rank 0 to all other ranks. The coordinator exists only on rank 0.
 
     Args:
-        workers: the group in rank order.
-        sockets: the connection to each other rank; none for a single process.
-        state: this process's state, which the coordinator updates.
-        report: this process's report.
+        workers: the workers of the group in rank order.
+        sockets: the connection to each other rank; empty for a single process.
+        state: the state of the session in this process, which the coordinator updates.
+        report: the report of this process.
         heartbeat_timeout: seconds without a heartbeat after which a worker is considered lost.
-        stall_warning: seconds after which a line reports the missing ranks of an exchange.
+        stall_warning: seconds after which rank 0 warns about a stalled exchange.
     """
 
     def __init__(
@@ -224,7 +237,7 @@ class Coordinator:
         self._exchanges = PendingExchanges(workers)
         self._orders = TracedOrders(workers)
         self._stall_warning = stall_warning
-        self._lock = threading.RLock()  # guards the exchanges, and keeps frames in their order
+        self._lock = threading.RLock()  # guards the exchanges and the order of the frames
         self._failed = False
         self._lost = False
         self._told_of_stall = -_BETWEEN_STALLS
@@ -246,19 +259,19 @@ class Coordinator:
         variable: str,
         decide: Decision | None,
     ) -> None:
-        """Joins an exchange as rank 0, with the decision on the payloads, if any."""
+        """Joins an exchange as rank 0. `decide`, if any, computes the reply to each rank."""
         self._join(0, sequence, tag, payload, timeout, variable, decide)
 
     def notify(self, key: str, text: str) -> None:
-        """Posts a notice to all others."""
+        """Posts a notice to all ranks."""
         self._connections.broadcast(encode({"kind": "notice", "key": key, "text": text}))
         self._state.notice(key, text)
 
     def stalled(self, text: str, rank: int = 0) -> None:
-        """Reports a rank's long wait to all other ranks.
+        """Reports a long wait of one rank to all other ranks.
 
         Args:
-            text: the operation and the ranks that it waits for.
+            text: a description of the operation and of the ranks for which it waits.
             rank: the rank that waits.
         """
         now = time.monotonic()
@@ -274,16 +287,19 @@ class Coordinator:
             self._state.stall(text)
 
     def report_order(self, function: str, payload: bytes, rank: int = 0) -> None:
-        """Compares a rank's order of values in collectives with the order of the other ranks."""
+        """Checks the order in which a function of one rank passes values to collectives.
+
+        If another rank passes the same values in a different order, the session fails.
+        """
         with self._lock:
             if error := self._orders.add(rank, function, payload):
                 self._mismatch(error)
 
     def gather(self, on_complete: Callable[[], object]) -> Gathering:
-        """Requests the reports of all other ranks; only replies to the last few requests count.
+        """Requests the reports of all other ranks. Replies to much older requests are ignored.
 
         Args:
-            on_complete: called in the thread of the connections once all ranks have answered.
+            on_complete: called in the thread of the connections when no more reports are expected.
         """
         with self._lock:
             self._asked += 1
@@ -300,11 +316,11 @@ class Coordinator:
 
     @property
     def connections(self) -> Connections:
-        """The connections, which have a thread of their own."""
+        """The connections, which run in a separate thread."""
         return self._connections
 
     def close(self, failure: str | None, linger: float) -> None:
-        """Says goodbye and closes the connections."""
+        """Tells all ranks that rank 0 leaves, and closes the connections."""
         self._connections.close(encode({"kind": "bye", "failure": failure}), linger)
 
     def on_frame(self, rank: int, header: Header, payload: bytes) -> None:
@@ -348,9 +364,10 @@ class Coordinator:
                 self._check_crossed_waits(now)
 
     def _check_crossed_waits(self, now: float) -> None:
-        """Fails the session if a rank in an exchange and a rank outside it wait for each other.
+        """Fails the session if two ranks wait for each other (see `CrossedWait`).
 
-        This asks all ranks for reports twice, so that a wait that is about to end does not count.
+        This method requests two reports from each rank, one after the other. Two ranks count only
+        if both reports show the same waits. Otherwise, a wait that is about to end would count.
         """
         if self._question is not None and self._question.is_complete:
             reports = {0: self._report.encoded(), **self._question.reports}
@@ -376,7 +393,7 @@ class Coordinator:
     ) -> None:
         now = time.monotonic()
         with self._lock:
-            if self._failed:  # the error is on its way to that rank
+            if self._failed:  # this rank will soon receive the error
                 return
             try:
                 complete = self._exchanges.join(
@@ -401,7 +418,7 @@ class Coordinator:
             else:
                 replies = complete.decide(complete.in_rank_order())
                 header = {"kind": "reply", "sequence": sequence}
-                # Each distinct reply is encoded once; often all ranks get the same.
+                # Encode equal replies only once, because all ranks often receive the same reply.
                 frames = {reply: encode(header, reply) for reply in set(replies)}
                 for other in range(1, len(replies)):
                     self._connections.send(other, frames[replies[other]])
@@ -425,17 +442,17 @@ class Coordinator:
                 self._state.fail(error)
 
     def _mismatch(self, message: str) -> None:
-        """Fails the session and the collectives, because the ranks run different programs."""
+        """Ends the session and the collectives, because the ranks run different programs."""
         self._fail(ProgramMismatchError(message))
         self.lose(message)
 
     def lose(self, message: str, rank: int | None = None, *, silent: bool = False) -> None:
-        """Reports a lost worker to all ranks; only the first loss counts.
+        """Ends the session on all ranks because a worker is lost; only the first call counts.
 
         Args:
-            message: describes the loss.
-            rank: the lost rank, if known.
-            silent: whether it has been silent for too long.
+            message: a description of the loss.
+            rank: the lost rank, if it is known.
+            silent: whether the rank is considered lost because it has been silent for too long.
         """
         with self._lock:
             if self._lost:

@@ -1,4 +1,4 @@
-"""Records how this process ends, for its peers and its launcher."""
+"""Records why this process ends, and reports it to its peers and its launcher."""
 
 import os
 import sys
@@ -12,7 +12,11 @@ _opened = False
 
 
 def progress_file() -> ProgressFile | None:
-    """Returns the progress file; None in forked processes, or if no launcher asks for one."""
+    """Returns the file through which this process reports its progress to its launcher.
+
+    None if the launcher has not requested such a file, if the file cannot be opened, or in a forked
+    process.
+    """
     global _file, _opened
     if not _opened:
         _opened = True
@@ -20,7 +24,7 @@ def progress_file() -> ProgressFile | None:
             try:
                 _file = ProgressFile(path)
             except OSError:
-                pass  # Training is more important than its progress file.
+                pass  # the program can run without a progress file
     return _file
 
 
@@ -38,7 +42,7 @@ _watching = False
 
 
 def watch() -> None:
-    """Installs an exception hook; the previous hook is still called."""
+    """Installs a hook that records an uncaught exception and then calls the previous hook."""
     global _watching
     if _watching:
         return
@@ -56,13 +60,17 @@ def watch() -> None:
 
 
 def watch_for_launcher() -> None:
-    """Installs the hook if a launcher asks for it, for the time before the workers have met."""
+    """Installs the hook of `watch` if the launcher has requested a progress file.
+
+    A session also installs the hook, but only after the workers have met. With this function, the
+    launcher learns of earlier exceptions.
+    """
     if progress_file() is not None:
         watch()
 
 
 def failure() -> str | None:
-    """Returns the uncaught exception that is terminating this process, if any."""
+    """Returns a description of the uncaught exception that terminates this process, if any."""
     return _failure
 
 

@@ -1,11 +1,13 @@
-"""Detects ranks that wait for one another or run collectives in different orders.
+"""Detects ranks that wait for one another, and ranks that run collectives in different orders.
 
-Such ranks cannot proceed, but each of them only seems to wait for a slow worker.
+Ranks that wait for one another can never continue. Without this check, each of them would only
+appear to wait for a slow worker.
 
-A rank reports each function to rank 0 once the function is traced, and does not wait for a reply.
-Ranks may pass different values, such as zeros on all ranks but one, and may trace a function a
-different number of times. But if two ranks pass the same two values in different orders, a
-collective would combine two different values.
+To compare the orders, each rank sends rank 0 the inputs of the collectives in each function when
+the function is traced. The rank does not wait for a reply. Some differences are legal. For example,
+all ranks but one may pass zeros, and a rank may trace a function more often than the others. But if
+two ranks pass the same two values in different orders, a collective would combine two different
+values.
 """
 
 import json
@@ -16,22 +18,25 @@ from typing import Any, NamedTuple
 
 from tfdist._src.cluster.cluster_spec import Worker
 
-# Names in the reports.
+# Two values of "communicator" in the reports. They mark waits for exchanges and for notices.
 SESSION = "session"
 NOTICES = "notices"
 
 
 @dataclass(frozen=True)
 class CrossedWait:
-    """Two ranks that wait for each other: one in an exchange, the other in another operation.
+    """Two ranks that wait for each other.
+
+    One rank waits in an exchange that the other rank has not joined. The other rank waits in
+    another operation, such as a collective, that the first rank has not joined.
 
     Attributes:
-        sequence: the exchange's number.
-        communicator: the communicator of the operation.
-        number: the number of the operation on that communicator.
+        sequence: the number of the exchange.
+        communicator: the communicator of the other operation.
+        number: the number of the other operation on that communicator.
         in_exchange: the rank that waits in the exchange.
-        in_operation: the rank that waits in the operation.
-        message: the error, for users.
+        in_operation: the rank that waits in the other operation.
+        message: the error message for the user.
     """
 
     sequence: int
@@ -49,14 +54,14 @@ def crossed_waits(
     reports: Mapping[int, bytes],
     names: Mapping[int, str],
 ) -> set[CrossedWait]:
-    """Returns the waits that cross an exchange.
+    """Finds the ranks that wait in another operation for a rank that waits in an exchange.
 
     Args:
-        sequence: the exchange's number.
+        sequence: the number of the exchange.
         tag: the purpose of the exchange.
-        joined: the ranks that have joined it.
-        reports: the reports of the ranks that have answered, as JSON.
-        names: the ranks' workers.
+        joined: the ranks that have joined the exchange.
+        reports: the reports of the ranks as JSON, by rank. Some ranks may not have answered.
+        names: the name of each rank's worker.
 
     Example:
         >>> operation = {"communicator": "workers", "what": "all_gather 'x'", "number": 3}
@@ -70,7 +75,8 @@ def crossed_waits(
         [(0, 1)]
     """
     known = {rank: read for rank, text in reports.items() if (read := _read(text)) is not None}
-    # Ranks that do nothing else, and so will not join a collective on their own.
+    # The ranks that only wait in the exchange. They run no other operation, and no operation is
+    # queued, so they cannot join a collective until the exchange is complete.
     blocked = {
         rank
         for rank in joined & known.keys()
@@ -120,7 +126,8 @@ def _described(operation: Mapping[str, Any]) -> str:
     return f"a wait for notice {what!r}" if operation["communicator"] == NOTICES else str(what)
 
 
-# The maximum number of functions kept because some ranks have not traced them yet.
+# The maximum number of functions to remember. A function is forgotten when all ranks have traced
+# it.
 _MAX_KEPT = 256
 
 
@@ -128,9 +135,9 @@ class CollectiveInput(NamedTuple):
     """A value that a function passes to a collective.
 
     Attributes:
-        fingerprint: the fingerprint of the operations that compute the value; equal on ranks that
-            compute the same.
-        where: the operation and its line, for users.
+        fingerprint: a digest of the TensorFlow operations that compute the value. Two ranks that
+            compute a value in the same way have the same digest.
+        where: the operation and its line in the source code, for error messages.
     """
 
     fingerprint: str
@@ -138,21 +145,24 @@ class CollectiveInput(NamedTuple):
 
 
 def encode(passed: Sequence[CollectiveInput]) -> bytes:
-    """Returns the values of a function, in order, as a payload."""
+    """Encodes the inputs of a function's collectives, in order, as a payload."""
     return json.dumps(passed).encode()
 
 
 def crossing(
     one: Sequence[CollectiveInput], other: Sequence[CollectiveInput]
 ) -> tuple[int, int] | None:
-    """Returns the positions of the first two values that are passed in different orders.
+    """Finds the first difference between the orders in which two ranks pass their values.
+
+    Only values that both ranks pass equally often are compared.
 
     Args:
-        one: the values of a rank.
+        one: the values of one rank.
         other: the values of another rank.
 
     Returns:
-        An index for each rank; None if the values that both ranks pass have the same order.
+        The index into `one` and the index into `other` at which the two ranks pass different
+        values. None if the orders agree.
 
     Example:
         >>> a, b, zeros = (CollectiveInput(*one) for one in (("1f", "a"), ("2e", "b"), ("3d", "0")))
@@ -171,10 +181,10 @@ def crossing(
 
 
 class TracedOrders:
-    """Checks that ranks pass values to the collectives of a function in the same order.
+    """Checks that all ranks pass the values in a function to collectives in the same order.
 
     Args:
-        workers: the group in rank order.
+        workers: the workers of the group in rank order.
     """
 
     def __init__(self, workers: Sequence[Worker]) -> None:
@@ -182,15 +192,16 @@ class TracedOrders:
         self._told: OrderedDict[str, dict[int, list[CollectiveInput]]] = OrderedDict()
 
     def add(self, rank: int, function: str, payload: bytes) -> str | None:
-        """Adds a function of a rank.
+        """Adds the inputs of a function on one rank, and compares them with the other ranks.
 
         Args:
-            rank: the rank.
-            function: its name for users, the same on all ranks.
-            payload: as returned by `encode`.
+            rank: the rank that has traced the function.
+            function: the name of the function in error messages, the same on all ranks.
+            payload: the inputs of the function's collectives, as returned by `encode`.
 
         Returns:
-            An error for users; None if the order agrees with the other ranks so far.
+            An error message for the user. None if the order agrees with all ranks that have already
+            traced the function.
         """
         mine = [
             CollectiveInput(str(fingerprint), str(where))

@@ -1,4 +1,4 @@
-"""The running group: exchanges small byte strings and detects lost workers."""
+"""A session connects the ranks of a group: it exchanges byte strings and detects lost workers."""
 
 import atexit
 import json
@@ -25,22 +25,24 @@ _LINGER_SECONDS = 1.0
 
 
 class Session:
-    """This process's connections to its group; created by `meet`.
+    """Connects this process to the other processes of its group; created by `meet`.
 
-    A background thread monitors them: if a worker dies, or is silent for
-    `options.heartbeat_timeout`, the session fails on every rank with the same message. A process
-    that exits says goodbye automatically, and reports the uncaught exception that terminated it,
-    if any. A forked child must not use the session.
+    A background thread monitors the connections. If a worker dies, or sends no data for
+    `options.heartbeat_timeout` seconds, the session fails on all ranks with the same message. When
+    a process exits, its session automatically tells the other ranks that the process leaves. If an
+    uncaught exception has terminated the process, the session also reports the exception. A forked
+    child must not use the session of its parent.
 
     Args:
-        topology: the group and this process's rank.
-        sockets: on rank 0, a connection to each other rank; on other ranks, one to rank 0; empty
-            for a single process.
-        options: `collective_timeout`, `heartbeat_timeout` and `stall_warning` are used.
+        topology: the workers of the group, and the rank of this process.
+        sockets: the connections, by rank. Rank 0 has a connection to each other rank, and each
+            other rank has a connection to rank 0. Empty for a single process.
+        options: the job's options. `collective_timeout`, `heartbeat_timeout` and `stall_warning`
+            are used.
 
     Attributes:
-        report: this rank's report, which rank 0 may request.
-        address: this rank's address, and its listener.
+        report: the report of this rank, which rank 0 may request.
+        address: the address of this rank, and the listener at this address.
 
     Example:
         >>> session = Session(Topology(), {}, Options())
@@ -55,7 +57,7 @@ class Session:
         self._state = shared_state.SessionState()
         self.report = LocalReport()
         self.address = LocalAddress()
-        self._exchange_lock = threading.Lock()  # one exchange at a time
+        self._exchange_lock = threading.Lock()  # allows only one exchange at a time
         self._closing = threading.Lock()
         self._pid = os.getpid()
         limits = options.heartbeat_timeout, options.stall_warning
@@ -70,7 +72,7 @@ class Session:
 
     @property
     def rank(self) -> int:
-        """This process's rank in the group."""
+        """The rank of this process in the group."""
         return self.topology.rank
 
     @property
@@ -85,12 +87,12 @@ class Session:
 
     @property
     def silent_ranks(self) -> list[int]:
-        """The lost ranks that have been silent for `options.heartbeat_timeout`."""
+        """The lost ranks that have sent no data for `options.heartbeat_timeout` seconds."""
         return sorted(self._state.silent_ranks)
 
     @property
     def loss(self) -> Loss | None:
-        """The loss of a worker that ended the session; None without one."""
+        """The loss that has ended the session; None if no worker is known to be lost."""
         lost, silent = self.lost_ranks, self.silent_ranks
         if not lost or self.failure is None:
             return None
@@ -98,24 +100,24 @@ class Session:
 
     @property
     def chief_has_left(self) -> bool:
-        """Whether rank 0 has left normally, and so posts no more notices."""
+        """Whether rank 0 has left normally, so that it posts no more notices."""
         return self._state.chief_has_left
 
     @property
     def awaited(self) -> list[shared_state.PendingWait]:
-        """The exchange and the notice that threads of this process wait for, if any."""
+        """The exchange and the notice for which threads of this process wait, if any."""
         return [one for one in (self._state.awaited, self._state.awaited_notice) if one]
 
     def record_exchanges(self, recorder: shared_state.ExchangeRecorder) -> None:
-        """Registers the recorder of exchanges, in place of an earlier one."""
+        """Registers the recorder of exchanges, and replaces an earlier recorder."""
         self._state.recorder = recorder
 
     def stalled(self, text: str) -> None:
-        """Reports a long wait of this rank to the recorders of all other ranks."""
+        """Reports a long wait of this rank to the recorders on all other ranks."""
         self._role.stalled(f"{self.topology.me}: {text}")
 
     def check(self) -> None:
-        """Raises the error that ended the session, if any.
+        """Raises an error if the session has ended.
 
         Raises:
             TfdistError: a worker is lost, or the session has failed or has been closed.
@@ -124,7 +126,7 @@ class Session:
 
     @property
     def failure(self) -> str | None:
-        """The message of the error that ended the session, if any."""
+        """The message of the error that has ended the session; None if it has not ended."""
         return self._state.failure
 
     def exchange(
@@ -135,24 +137,25 @@ class Session:
         *,
         variable: str = Variable.COLLECTIVE_TIMEOUT,
     ) -> list[bytes]:
-        """Gathers a small byte string from every rank on every rank.
+        """Sends a small byte string to all ranks, and receives the byte strings of all ranks.
 
-        All ranks must call this in the same order with the same tags.
+        This is an all-gather. All ranks must call it in the same order with the same tags.
 
         Args:
-            tag: the purpose of the exchange; must match on all ranks.
-            payload: this rank's bytes; at most 64 MiB in total over all ranks.
-            timeout: seconds to wait for the others; `options.collective_timeout` by default.
+            tag: the purpose of the exchange, which must be the same on all ranks.
+            payload: the byte string of this rank. Its size times the number of ranks must not
+                exceed 64 MiB.
+            timeout: seconds to wait for the other ranks; `options.collective_timeout` by default.
             variable: the environment variable that sets the timeout, for error messages.
 
         Returns:
             The payloads in rank order.
 
         Raises:
-            ProgramMismatchError: another rank passed a different tag.
-            PeerLostError: a worker is lost, or has left.
-            RendezvousError: a worker did not join in time. After this or any other error, the
-                session is unusable on all ranks.
+            ProgramMismatchError: another rank has passed a different tag. After this error, or one
+                of the next two errors, the session is unusable on all ranks.
+            PeerLostError: a worker is lost, or has left the job.
+            RendezvousError: a worker has not joined the exchange in time.
             ValueError: the payload is too large.
 
         Example:
@@ -170,15 +173,16 @@ class Session:
         *,
         variable: str = Variable.COLLECTIVE_TIMEOUT,
     ) -> bytes:
-        """Makes rank 0 compute a reply to each rank from the payloads of all ranks.
+        """Sends a small byte string to rank 0, which computes a reply to each rank.
 
-        Like `exchange`, but the amount of data sent to a rank does not depend on the group's size.
+        All ranks must call this in the same order with the same tags, as with `exchange`. But each
+        rank receives only its own reply instead of the payloads of all ranks.
 
         Args:
             tag: see `exchange`.
             payload: see `exchange`.
-            decide: returns the replies in rank order; only rank 0 calls it, in any of its threads.
-                It must not raise or block.
+            decide: called on rank 0 with the payloads in rank order; returns the replies in rank
+                order. It can run in any thread of rank 0, and it must not raise an error or block.
             timeout: see `exchange`.
             variable: see `exchange`.
 
@@ -215,10 +219,12 @@ class Session:
                 sequence = self._state.expect(tag)
                 self._role.join(sequence, tag, bytes(payload), seconds, variable, decide)
             except BaseException as error:
-                # The ranks may now disagree on the number of exchanges.
+                # This rank has counted the exchange but may not have joined it. The numbers of the
+                # next exchanges would then differ between the ranks, so the session must end.
                 self.close(f"exchange {tag!r} was interrupted by {error!r}")
                 raise
-            # A fallback: rank 0 tracks the deadline and names the missing workers.
+            # Normally, rank 0 detects the timeout, and its error names the missing workers. This
+            # error is only raised if rank 0 does not report an error.
             timeout_error = RendezvousError(
                 f"exchange {tag!r} timed out after {seconds:g} s, and {self._chief()} did not "
                 f"report why. Check what it is doing."
@@ -227,33 +233,33 @@ class Session:
             return self._state.result(sequence, deadline, timeout_error)
 
     def notify(self, key: str, text: str = "") -> None:
-        """Posts a notice to all ranks, without blocking; rank 0 only.
+        """Posts a notice to all ranks without blocking. Only rank 0 may call this.
 
         Args:
             key: the topic of the notice.
-            text: its content.
+            text: the content of the notice.
 
         Raises:
-            ValueError: this is not rank 0.
+            ValueError: this process is not rank 0.
         """
         self._role.notify(key, text)
 
     def wait_notified(
         self, key: str, count: int, timeout: float | None = None
     ) -> list[shared_state.Notice]:
-        """Waits until rank 0 has posted a total of `count` notices with this key.
+        """Waits until rank 0 has posted at least `count` notices with this key.
 
         Args:
             key: the topic of the notices.
-            count: the number of notices since the session started.
+            count: the number of notices. All notices since the start of the session count.
             timeout: seconds to wait; `options.collective_timeout` by default.
 
         Returns:
-            All notices with this key, in order.
+            All notices with this key, in the order in which they were posted.
 
         Raises:
             PeerLostError: a worker is lost, or rank 0 has left (see `chief_has_left`).
-            RendezvousError: rank 0 did not post in time.
+            RendezvousError: rank 0 has not posted enough notices in time.
         """
         seconds = self._options.collective_timeout if timeout is None else timeout
         timeout_error = RendezvousError(
@@ -270,60 +276,67 @@ class Session:
         return self._state.notices(key, count, now + seconds, timeout_error, warn, self.stalled)
 
     def report_order(self, function: str, payload: bytes) -> None:
-        """Reports this rank's order of values in collectives, without blocking.
+        """Reports the order in which a function passes values to collectives, without blocking.
 
-        Rank 0 compares it with the other ranks' order. If they differ, the session fails on all
+        Rank 0 compares the orders of all ranks. If the orders differ, the session fails on all
         ranks.
 
         Args:
-            function: the function's name for users, the same on all ranks.
-            payload: as returned by `order_checks.encode`.
+            function: the name of the function in error messages, the same on all ranks.
+            payload: the inputs of the function's collectives, as returned by `order_checks.encode`.
         """
         self._role.report_order(function, payload)
 
     def gather(self, on_complete: Callable[[], object]) -> Gathering:
-        """Requests the reports of all other ranks, without blocking; rank 0 only."""
+        """Requests the reports of all other ranks without blocking. Only rank 0 may call this."""
         assert isinstance(self._role, Coordinator)
         return self._role.gather(on_complete)
 
     def presence(self, rank: int) -> Presence:
-        """Returns the state of the connection to another rank; rank 0 only."""
+        """Returns the state of the connection to another rank. Only rank 0 may call this."""
         assert isinstance(self._role, Coordinator)
         return self._role.presence(rank)
 
     def on_peer_lost(self, callback: Callable[[str], object]) -> None:
-        """Registers a callback for the loss of a worker.
+        """Registers a callback that is called when a worker is lost.
 
         Args:
-            callback: called once, with a line that names the rank, worker, address and cause. It
-                runs in the thread that monitors the connections. If a worker is already lost, it
-                runs immediately in the calling thread.
+            callback: called once, for the first loss, with a message that describes the loss. The
+                callback runs in the thread that detects the loss, which is usually the thread of
+                the connections. If a worker is already lost, it runs immediately in the calling
+                thread.
         """
         self._state.on_lost(callback)
 
     def on_peer_left(self, callback: Callable[[str], object]) -> None:
-        """Registers a callback for workers that leave normally.
+        """Registers a callback that is called when a worker leaves normally.
 
         Args:
-            callback: called for each such worker, with a line that names it, in the thread that
-                monitors the connections; immediately for workers that have already left.
+            callback: called for each worker that leaves, with a message that names the worker. The
+                callback runs in the thread of the connections. For workers that have already left,
+                it runs immediately in the calling thread.
         """
         self._state.on_left(callback)
 
     @property
     def news(self) -> int:
-        """The descriptor of a socket to which a detector writes a byte; -1 without other ranks."""
+        """The file descriptor of a socket, with which a detector announces a lost worker.
+
+        When a byte is written to the socket, the session calls all detectors (see `detect_by`). -1
+        if the group has no other ranks.
+        """
         return self._role.connections.waker
 
     def detect_by(self, detect: Callable[[], Loss | None]) -> Callable[[], None]:
-        """Adds a detector of lost workers to the connections of the session.
+        """Adds a detector, another means by which the session learns of lost workers.
 
         Args:
-            detect: returns a loss, if there is one. It is called at once, and in the thread of the
-                connections whenever a byte has been written to `news`; it must not block.
+            detect: returns the loss of a worker, or None. It is called immediately in the calling
+                thread. It is called again in the thread of the connections each time that a byte
+                has been written to `news`. It must not block.
 
         Returns:
-            A function that removes the detector; to be called once.
+            A function that removes the detector. It may be called only once.
         """
 
         def check() -> None:
@@ -335,7 +348,11 @@ class Session:
         return remove
 
     def lose(self, loss: Loss) -> None:
-        """Ends the session because a worker is lost; if called on rank 0, for all ranks."""
+        """Ends the session because a worker is lost.
+
+        If rank 0 calls this, the session ends on all ranks. If another rank calls it, the session
+        ends only on that rank.
+        """
         names = [str(worker) for worker in self.topology.workers]
         rank = names.index(loss.worker) if loss.worker in names else None
         where = "" if rank is None else f"rank {rank}, "
@@ -343,15 +360,17 @@ class Session:
         self._role.lose(message, rank, silent=loss.silent)
 
     def fail(self, message: str) -> None:
-        """Ends the session with this message, like `lose`; if called on rank 0, for all ranks."""
+        """Ends the session with an error message, on the same ranks as `lose`."""
         self._role.lose(message)
 
     def close(self, failure: str | None = None) -> None:
-        """Says goodbye and closes the connections, within a second; further calls have no effect.
+        """Tells the other ranks that this rank leaves, and closes the connections.
+
+        This takes at most about a second. Further calls have no effect.
 
         Args:
-            failure: why this worker failed; all other ranks then fail as well. None for a normal
-                exit.
+            failure: the reason why this worker has failed; the session then fails on all ranks.
+                None if this worker leaves normally.
         """
         if os.getpid() != self._pid or not self._closing.acquire(blocking=False):
             return
@@ -373,12 +392,15 @@ Report = dict[str, Any]
 
 
 class Lockstep:
-    """Runs steps one after another on all ranks; rank 0 decides on the reply to each rank.
+    """Runs a sequence of steps on all ranks of a session.
+
+    In each step, all ranks do some work and send a report to rank 0, which sends a reply to each
+    rank. If a rank fails, all ranks raise the same error.
 
     Args:
-        session: the connections to all ranks.
+        session: the session of all ranks.
         subject: the purpose of the steps, for tags and messages.
-        timeout: seconds that a step may wait for the other ranks.
+        timeout: the number of seconds for which a step may wait for the other ranks.
     """
 
     def __init__(self, session: Session, subject: str, timeout: float) -> None:
@@ -392,20 +414,21 @@ class Lockstep:
         work: Callable[[], Report],
         decide: Callable[[list[Report]], Sequence[Report]],
     ) -> Report:
-        """Runs this rank's work, and rank 0's decision on the reports of all ranks.
+        """Runs one step; all ranks must call this together.
 
         Args:
-            step: name of the step, the same on all ranks.
-            work: returns this rank's report, or raises an error that all ranks are to raise.
-            decide: returns a reply to each rank, given all reports in rank order, or raises an
-                error that all ranks are to raise. Only rank 0 calls it.
+            step: the name of the step, the same on all ranks.
+            work: does the work of this rank and returns its report. If it raises an error, all
+                ranks raise the error.
+            decide: called on rank 0 with the reports in rank order; returns the replies in rank
+                order. If it raises an error, all ranks raise the error.
 
         Returns:
             The reply to this rank.
 
         Raises:
-            TfdistError: the work failed on some rank (all ranks raise the error of the lowest such
-                rank), the decision failed, or the session has ended.
+            TfdistError: `work` has failed on a rank, `decide` has failed, or the session has ended.
+                If `work` has failed on several ranks, this is the error of the lowest rank.
         """
         failure: Exception | None = None
         try:

@@ -1,4 +1,4 @@
-"""The state of a session in one process: results, notices, and the error that ended it."""
+"""The state of a session in one process: results, notices, and the error that has ended it."""
 
 import threading
 import time
@@ -23,14 +23,14 @@ from tfdist.errors import (
 
 @dataclass(frozen=True)
 class PendingWait:
-    """A wait of this process: for the result of an exchange, or for a notice of rank 0.
+    """The exchange or the notice for which this process waits.
 
     Attributes:
-        sequence: for an exchange, its number, the same on all ranks, starting at 1; for a notice,
-            the required number of notices with its key.
+        sequence: for an exchange, the number of the exchange. It is the same on all ranks and
+            starts at 1. For a notice, the number of notices with this key that must arrive.
         tag: the purpose of the exchange, or the key of the notice.
-        since_ns: `time.monotonic_ns()` when this process began to wait.
-        is_notice: whether this process waits for a notice, which only rank 0 posts.
+        since_ns: the `time.monotonic_ns()` at which this process began to wait.
+        is_notice: whether this process waits for a notice. Only rank 0 posts notices.
     """
 
     sequence: int
@@ -40,21 +40,25 @@ class PendingWait:
 
     @property
     def what(self) -> str:
-        """A description for messages."""
+        """A description of the exchange or of the notice for messages."""
         return f"{'notice' if self.is_notice else 'exchange'} {self.tag!r}"
 
 
 class ExchangeRecorder(Protocol):
-    """Records the waits of a session. Its methods return at once and raise nothing."""
+    """Records the waits of a session. The methods must not block or raise errors."""
 
     def on_exchange_begin(self, awaited: PendingWait) -> None:
-        """Called when this process joins an exchange, or begins to wait for a notice."""
+        """Called when this process joins an exchange or begins to wait for a notice."""
 
     def on_exchange_end(self, awaited: PendingWait, failed: bool) -> None:
-        """Called when the result or the notice is available, or the wait has failed."""
+        """Called when the result or the notice has arrived, or when the wait has failed."""
 
     def on_stall(self, message: str) -> None:
-        """Called on a long wait, here or on another rank; the message names the awaited ranks."""
+        """Called when this rank or another rank has waited for a long time.
+
+        Args:
+            message: a description of the wait, with the ranks that are missing.
+        """
 
 
 _TYPES: dict[str, type[TfdistError]] = {
@@ -71,15 +75,15 @@ _TYPES: dict[str, type[TfdistError]] = {
 
 
 def encode_error(kind: str, error: TfdistError) -> Header:
-    """Returns the header of a frame of the given kind that carries the error."""
+    """Encodes an error as the header of a frame of the given kind."""
     return {"kind": kind, "type": type(error).__name__, "message": str(error)}
 
 
 def decode_error(header: Header) -> TfdistError:
-    """Returns the error that a frame carries.
+    """Decodes an error from the header of a frame.
 
     Raises:
-        WireError: the header carries no known error.
+        WireError: the header does not contain an error of a known type.
     """
     kind, message = header.get("type"), header.get("message")
     if kind not in _TYPES or not isinstance(message, str):
@@ -88,9 +92,10 @@ def decode_error(header: Header) -> TfdistError:
 
 
 def encode_result(sequence: int, payloads: Sequence[bytes]) -> bytes:
-    """Returns the frame with the payloads of all ranks.
+    """Encodes the payloads of all ranks as a frame.
 
-    Equal payloads are sent once, so the frame's size mostly does not depend on the group's size.
+    The frame contains equal payloads only once. In most cases, its size therefore does not depend
+    on the number of ranks.
 
     Args:
         sequence: the number of the exchange.
@@ -114,7 +119,7 @@ def encode_result(sequence: int, payloads: Sequence[bytes]) -> bytes:
 
 
 def decode_result(header: Header, payload: bytes, ranks: int) -> list[bytes]:
-    """Returns the payloads of all ranks, in rank order.
+    """Decodes the payloads of all ranks from a frame; returns them in rank order.
 
     Raises:
         LookupError, TypeError, ValueError: the frame is malformed.
@@ -137,8 +142,8 @@ class Notice:
     """A notice that rank 0 has posted.
 
     Attributes:
-        text: its content.
-        received_ns: the `time.time_ns()` of its arrival.
+        text: the content of the notice.
+        received_ns: the `time.time_ns()` at which the notice arrived.
     """
 
     text: str
@@ -150,9 +155,10 @@ class Loss:
     """The loss of a worker.
 
     Attributes:
-        worker: the name of the worker, as in messages.
-        message: what happened to it, a sentence.
-        silent: whether it has been silent for too long, and so may be alive.
+        worker: the name of the lost worker, as it is used in messages.
+        message: a sentence that describes the loss.
+        silent: whether the worker is considered lost because it has been silent for too long. It
+            may then still be alive.
     """
 
     worker: str
@@ -161,14 +167,14 @@ class Loss:
 
 
 class SessionState:
-    """The state of a session, shared by the thread of the connections and the waiting threads.
+    """The state of a session, which the connection thread updates and other threads wait for.
 
     Attributes:
-        awaited: the exchange that a thread of this process has joined, if any.
-        awaited_notice: the notice that a thread waits for, if any.
-        recorder: the recorder of these waits, if any.
+        awaited: the exchange for which a thread of this process waits, if any.
+        awaited_notice: the notice for which a thread of this process waits, if any.
+        recorder: the object that records these waits, if any.
         lost_ranks: the ranks that are known to be lost.
-        silent_ranks: the lost ranks that have been silent for too long.
+        silent_ranks: the ranks that are considered lost because they were silent for too long.
         chief_has_left: whether rank 0 has left normally, which ends the session.
     """
 
@@ -190,18 +196,18 @@ class SessionState:
         self._left_callbacks: list[Callable[[str], object]] = []
 
     def check(self) -> None:
-        """Raises the error that ended the session, if any."""
+        """Raises the error that has ended the session, if any."""
         with self._changed:
             self._check()
 
     @property
     def failure(self) -> str | None:
-        """The message of the error that ended the session, if any."""
+        """The message of the error that has ended the session; None if it has not ended."""
         with self._changed:
             return None if self._error is None else str(self._error)
 
     def expect(self, tag: str) -> int:
-        """Begins an exchange and returns its number; earlier results are dropped."""
+        """Starts a new exchange and returns its number; drops the results of earlier exchanges."""
         with self._changed:
             self._exchanges += 1
             self.awaited = exchange = PendingWait(self._exchanges, tag, time.monotonic_ns())
@@ -211,31 +217,31 @@ class SessionState:
         return exchange.sequence
 
     def deliver(self, sequence: int, payloads: list[bytes]) -> None:
-        """Stores the result of an exchange."""
+        """Stores the result of an exchange, for which a thread waits in `result`."""
         with self._changed:
             if self.awaited and sequence == self.awaited.sequence:
                 self._results[sequence] = payloads
                 self._changed.notify_all()
 
     def notice(self, key: str, text: str) -> None:
-        """Stores a notice."""
+        """Stores a notice that has arrived."""
         with self._changed:
             self._notices[key].append(Notice(text, time.time_ns()))
             self._changed.notify_all()
 
     def stall(self, message: str) -> None:
-        """Reports a long wait, here or on another rank, to the recorder."""
+        """Tells the recorder that this rank or another rank has waited for a long time."""
         if self.recorder is not None:
             self.recorder.on_stall(message)
 
     def fail(self, error: TfdistError) -> None:
-        """Ends the session with an error; only the first one counts."""
+        """Ends the session with an error; only the first error counts."""
         with self._changed:
             self._error = self._error or error
             self._changed.notify_all()
 
     def lose(self, message: str, rank: int | None = None, *, silent: bool = False) -> None:
-        """Ends the session because a worker is lost, and calls the callbacks once."""
+        """Ends the session because a worker is lost; the first loss calls the callbacks."""
         if rank is not None:
             self.lost_ranks.add(rank)
             self.silent_ranks |= {rank} if silent else set()
@@ -249,7 +255,7 @@ class SessionState:
             _call(callback, message)
 
     def on_lost(self, callback: Callable[[str], object]) -> None:
-        """Registers a callback; called immediately if a worker is already lost."""
+        """Registers a callback for the first loss; calls it now if a worker is already lost."""
         with self._changed:
             if self._lost is None:
                 self._callbacks.append(callback)
@@ -257,7 +263,7 @@ class SessionState:
         _call(callback, self._lost)
 
     def leave(self, message: str) -> None:
-        """Reports to the callbacks that a worker has left normally."""
+        """Tells the callbacks that a worker has left normally."""
         with self._changed:
             self._left.append(message)
             callbacks = list(self._left_callbacks)
@@ -265,7 +271,7 @@ class SessionState:
             _call(callback, message)
 
     def on_left(self, callback: Callable[[str], object]) -> None:
-        """Registers a callback; called immediately for each worker that has already left."""
+        """Registers a callback for workers that leave; calls it now for workers that have left."""
         with self._changed:
             self._left_callbacks.append(callback)
             left = list(self._left)
@@ -273,7 +279,13 @@ class SessionState:
             _call(callback, message)
 
     def result(self, sequence: int, deadline: float, timeout_error: TfdistError) -> list[bytes]:
-        """Waits for the result of an exchange; raises `timeout_error` at the deadline."""
+        """Waits for the result of an exchange and returns it; raises an error at the deadline.
+
+        Args:
+            sequence: the number of the exchange, as returned by `expect`.
+            deadline: the `time.monotonic()` at which the wait fails.
+            timeout_error: the error to raise at the deadline.
+        """
         failed = True
         try:
             got = self._wait(lambda: self._results.pop(sequence, None), deadline, timeout_error)
@@ -293,15 +305,15 @@ class SessionState:
         warning: tuple[float, str],
         tell: Callable[[str], object],
     ) -> list[Notice]:
-        """Waits for the `count`-th notice with this key; raises `timeout_error` at the deadline.
+        """Waits until `count` notices with this key have arrived; returns all of them.
 
         Args:
             key: the topic of the notices.
             count: the number of notices to wait for.
             deadline: the `time.monotonic()` at which the wait fails.
-            timeout_error: the error to raise then.
-            warning: the `time.monotonic()` at which to print a line while waiting, and that line.
-            tell: sends the line to the other ranks; it must not block.
+            timeout_error: the error to raise at the deadline.
+            warning: the `time.monotonic()` at which to log a warning, and the text of the warning.
+            tell: called with the text of the warning; sends it to the other ranks without blocking.
         """
 
         def enough() -> list[Notice] | None:
@@ -344,7 +356,8 @@ class SessionState:
                     _, line, warn = warning
                     warning = None
                     warn(line)
-                # Poll, so that the main thread handles signals that another thread received.
+                # Wait for a short time only. If another thread has received a signal, the main
+                # thread can run the Python handler of the signal only between two waits.
                 self._changed.wait(min(left, _POLL_SECONDS))
             return value
 
@@ -356,5 +369,5 @@ class SessionState:
 def _call(callback: Callable[[str], object], message: str) -> None:
     try:
         callback(message)
-    except Exception:  # the thread that reads the connections must survive
+    except Exception:  # an error must not end the thread of the connections
         traceback.print_exc()
