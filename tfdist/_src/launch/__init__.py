@@ -1,7 +1,7 @@
 """The `tfdist` command-line tool."""
 
-# Subcommand -> (module with `main(arguments) -> exit code`, one line for the help text).
-# The module is imported only when its command is run.
+# Maps each subcommand to its module and to one line for the help text. The module has a function
+# `main(arguments)` that returns the exit code. It is imported only when its subcommand is run.
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("tfdist._src.launch.commands.run", "run a script as several workers"),
     "manifest": (

@@ -18,8 +18,8 @@ def main(arguments: list[str] | None = None) -> int:
         arguments: the command line without `tfdist`; `sys.argv[1:]` by default.
 
     Returns:
-        The exit code: 0 for success, 2 for a usage error, 1 for a `TfdistError`, 130 after Ctrl-C,
-        or another exit code of the subcommand.
+        The exit code of the subcommand: 0 for success, 1 for a `TfdistError`, 2 for a usage error,
+        130 after Ctrl-C. A subcommand may also return other exit codes.
 
     Example:
         >>> main(["--version"])

@@ -18,7 +18,7 @@ It begins a new line there, so that it does not continue a progress bar.
 
 
 def warn(line: str) -> None:
-    """Logs a warning on a new line, even if the chief's last line is unfinished."""
+    """Logs a warning, and begins a new line first if the chief's last line is unfinished."""
     logger.warning(line, extra=BELOW_OUTPUT)
 
 
@@ -34,7 +34,13 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def typed(read: Callable[[str], T]) -> Callable[[str], T]:
-    """Makes argparse show the message of a ValueError raised by `read`."""
+    """Wraps a parser of an option, so that argparse shows the message of its ValueError.
+
+    By default, argparse shows only that the value is invalid.
+
+    Args:
+        read: converts the text of the option, and raises ValueError if the text is invalid.
+    """
 
     def reader(text: str) -> T:
         try:
@@ -46,7 +52,7 @@ def typed(read: Callable[[str], T]) -> Callable[[str], T]:
 
 
 def count(least: int) -> Callable[[str], int]:
-    """Parses an integer >= `least`.
+    """Returns a parser of integers that are at least `least`, for `type` in argparse.
 
     Example:
         >>> count(1)("4")
@@ -62,7 +68,7 @@ def count(least: int) -> Callable[[str], int]:
 
 
 def port(text: str) -> int:
-    """Parses the number of a port.
+    """Parses a port number, from 1 to 65535.
 
     Example:
         >>> port("9400")
@@ -75,7 +81,10 @@ def port(text: str) -> int:
 
 
 def seconds(*, zero: bool) -> Callable[[str], float]:
-    """Parses a positive number of seconds; with `zero`, also 0.
+    """Returns a parser of positive numbers of seconds, for `type` in argparse.
+
+    Args:
+        zero: whether 0 is also valid.
 
     Example:
         >>> seconds(zero=True)("0")

@@ -1,10 +1,14 @@
-"""The program that `tfdist run --hosts` starts by ssh on each host, to become the host's launcher.
+"""The agent: the program that `tfdist run --hosts` starts by ssh on each host.
 
-It reads the environment and the launcher's arguments from standard input, as lines of JSON, so that
-no list of processes shows the secret or the variables. Later lines contain the signals that
-`tfdist run --hosts` has received. The launcher receives SIGTERM when the connection ends, or after
-`TFDIST_HEARTBEAT_TIMEOUT` seconds of silence, because a machine that loses power does not close its
-connections.
+The agent reads orders from its standard input. Each order is a line of JSON. The first order
+contains environment variables, the second one the arguments of the host's launcher. They are not on
+the agent's command line, so that a list of processes does not show the secret. After the second
+order, the agent runs the launcher in its own process. Each later order contains a signal that
+`tfdist run --hosts` has received and that the launcher should receive, too.
+
+The launcher also receives SIGTERM if the connection ends, or if no order or sign of life arrives
+for `TFDIST_HEARTBEAT_TIMEOUT` seconds. The time limit is necessary because a machine that loses
+power does not close its connections.
 """
 
 import json
@@ -21,11 +25,19 @@ from tfdist._version import __version__
 
 
 def main() -> int:
-    """Runs the agent. The command-line argument is the descriptor to which it writes its report."""
+    """Runs the agent, which becomes the launcher of its host.
+
+    The agent writes its report, a description of this host, to the file descriptor that is its
+    command-line argument; to stdout if there is no argument.
+
+    Returns:
+        The exit code of the launcher, except that 255 becomes 1, because ssh itself exits with 255
+        if it fails. 1 if the connection has ended before the launcher was started.
+    """
     report = int(sys.argv[1]) if len(sys.argv) > 1 else sys.stdout.fileno()
     orders = os.fdopen(os.dup(0), "rb", buffering=0)
     nowhere = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nowhere, 0)  # The workers must not read this process's input.
+    os.dup2(nowhere, 0)  # The workers inherit descriptor 0, and must not read the orders.
     os.close(nowhere)
     task = _next(orders)
     if task is None:
@@ -46,10 +58,11 @@ def main() -> int:
 
 
 def _next(orders: IO[bytes], silence: float | None = None) -> dict[str, Any] | None:
-    """Reads the next order; None if the sender is gone, or silent for `silence` seconds."""
+    """Reads the next order; returns None if `orders` ends or is silent for `silence` seconds."""
     line = b""
-    while not line.strip() or not line.endswith(b"\n"):  # An empty line is a sign of life.
-        # Read byte by byte, because the process that forwards signals reads the rest.
+    while not line.strip() or not line.endswith(b"\n"):  # An empty line is only a sign of life.
+        # Read only one byte at a time: the lines after this order are for the process that forwards
+        # signals.
         if not select.select([orders], [], [], silence)[0] or not (byte := orders.read(1)):
             return None
         line += byte
@@ -58,7 +71,7 @@ def _next(orders: IO[bytes], silence: float | None = None) -> dict[str, Any] | N
 
 
 def _description() -> dict[str, Any]:
-    """Describes this host to `tfdist run --hosts`: the ssh addresses, and a free port."""
+    """Returns the agent's report: its version, the addresses of the ssh connection, a free port."""
     client, _, server, _ = (os.environ.get("SSH_CONNECTION", "").split() + [""] * 4)[:4]
     with socket.socket() as probe:
         probe.bind(("", 0))
@@ -67,7 +80,10 @@ def _description() -> dict[str, Any]:
 
 
 def _forward_signals(orders: IO[bytes], silence: float) -> None:
-    """Forks a process that forwards signals to the launcher, which must be single-threaded."""
+    """Forks a process that sends the signals in `orders` to this process, the launcher.
+
+    Because of the fork, this process must have only one thread.
+    """
     launcher = os.getpid()
     if os.fork():
         return
@@ -75,11 +91,13 @@ def _forward_signals(orders: IO[bytes], silence: float) -> None:
         os.setsid()
         nowhere = os.open(os.devnull, os.O_RDWR)
         for stream in (1, 2):
-            os.dup2(nowhere, stream)  # ssh waits until every process has closed them.
+            # ssh ends only when every process has closed these streams.
+            os.dup2(nowhere, stream)
         while (order := _next(orders, silence)) is not None and os.getppid() == launcher:
             os.kill(launcher, int(order["signal"]))
         if os.getppid() == launcher:
-            os.kill(launcher, signal.SIGTERM)  # Not SIGHUP, which nohup makes a launcher ignore.
+            # Not SIGHUP, because a launcher that was started with nohup ignores SIGHUP.
+            os.kill(launcher, signal.SIGTERM)
     finally:
         os._exit(0)
 

@@ -1,4 +1,4 @@
-"""Describes a running job, for people and as JSON."""
+"""Describes what the ranks of a running job are doing, as text or as JSON."""
 
 import json
 import math
@@ -22,13 +22,14 @@ _REMEDY = "pass the process ID of a worker or of `tfdist run`, or the address of
 
 
 def find_job(pid: int) -> tuple[str, dict[str, str]]:
-    """Finds the job of a process on this host: rank 0's address and a worker's environment.
+    """Finds the job to which a process on this host belongs.
 
     Args:
-        pid: the process ID of a worker, or of an ancestor such as `tfdist run`.
+        pid: the process ID of a worker, or of an ancestor of a worker, such as `tfdist run`.
 
     Returns:
-        `"host:port"`, and the environment variables at the start of the worker.
+        The address of rank 0, `"host:port"`, and the environment variables with which a worker of
+        the job was started. They contain the job's secret and the paths of its TLS files.
 
     Raises:
         LaunchError: the process does not exist, belongs to another user, or is not part of a job.
@@ -52,19 +53,22 @@ def find_job(pid: int) -> tuple[str, dict[str, str]]:
 
 
 def _with_descendants(pid: int) -> Iterator[int]:
-    """Yields a process and its descendants, parents first."""
+    """Yields the IDs of a process and all its descendants; a parent precedes its children."""
     yield pid
     for thread in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
             children = thread.read_text().split()
-        except OSError:  # It has ended.
+        except OSError:  # The process has ended.
             continue
         for child in children:
             yield from _with_descendants(int(child))
 
 
 def _environment(pid: int) -> dict[str, str]:
-    """Returns the initial environment of a process, with absolute paths of TLS files."""
+    """Returns the environment variables with which a process was started.
+
+    If the paths of TLS files are relative, they are made absolute.
+    """
     try:
         folder = Path(f"/proc/{pid}/cwd").resolve()
         content = Path(f"/proc/{pid}/environ").read_bytes()
@@ -87,15 +91,20 @@ _MAX_NAMED = 8
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation that a rank is in: a collective, a message, or an exchange of the session.
+    """An operation that is in progress on a rank: a collective, a message, or an exchange.
+
+    An exchange is an operation of all ranks over the control connections, in which the workers
+    compare, for example, their programs and batches.
 
     Attributes:
-        communicator: the name of its group; "session" for an exchange, which all ranks join.
-        what: a description for people.
-        number: the number of a collective or an exchange, the same on all ranks.
-        seconds: the time since the rank began it.
-        waits_for: some of the ranks that had not joined, by their latest reports.
-        missing: the number of members that had not joined.
+        communicator: the name of the communicator; "session" for an exchange.
+        what: a description of the operation for people.
+        number: the number of the operation. The number of a collective or an exchange is the same
+            on all ranks.
+        seconds: the number of seconds since the rank began the operation.
+        waits_for: some of the ranks that had not joined the operation, according to the last status
+            of each rank.
+        missing: the number of all members that had not joined the operation.
     """
 
     communicator: str
@@ -108,17 +117,19 @@ class Operation:
 
 @dataclass(frozen=True)
 class Link:
-    """A rank's connections to a rank of another host.
+    """The data connections from a rank to a rank of another host.
+
+    The doctor requests two reports from each rank. Rates and delays refer to the time between them.
 
     Attributes:
         rank: the other rank.
-        bytes: the bytes that arrived at the other rank between the two reports; None if unknown.
-        bytes_per_second: the rate of arrival at the other rank while data was in transit; None if
-            data was not in transit for long enough to measure the rate.
-        pending_bytes: the number of bytes sent and not acknowledged.
-        silent_seconds: seconds since the last acknowledgment.
-        delay: the mean delay in seconds of small messages from the other rank between the two
-            reports.
+        bytes: the number of bytes that arrived at the other rank between the two reports; None if
+            unknown.
+        bytes_per_second: the rate at which bytes arrived at the other rank while data was in
+            transit; None if data was in transit for too short a time to measure the rate.
+        pending_bytes: the number of bytes that were sent and have not been acknowledged.
+        silent_seconds: the number of seconds since the last acknowledgment.
+        delay: for small messages from the other rank, the mean number of seconds in transit.
     """
 
     rank: int
@@ -131,32 +142,36 @@ class Link:
 
 @dataclass(frozen=True)
 class Activity:
-    """The latest report of a rank about itself, and its activity since an earlier report.
+    """The state of a rank in its second report, and its activity since its first report.
 
     Attributes:
-        host: its host's name.
-        pid: its process ID.
-        joined: seconds since it joined the job.
-        steps: training, evaluation and prediction steps that have received their input.
-        collectives: the number of completed collectives and messages.
-        resident_bytes: the size of its resident set.
-        queued: the number of operations that wait behind the current ones.
-        operations: its current operations, longest first.
-        idle: seconds since its last operation; None if it is in an operation, or never was in any.
-        input_wait: seconds that it has waited for its next batch; None if it is not waiting.
-        main: the innermost call of user code in its main thread.
-        seconds: the time between the two reports, by its own clock; 0 if there is only one report.
-            The attributes below refer to this time.
-        steps_per_second: the rate of steps.
-        rows_per_second: the rate of input rows.
-        collectives_per_second: the rate of completed collectives and messages.
-        input: the share of time spent waiting for input.
-        workers: the share of time spent waiting for other workers.
-        network: the share of time spent waiting for data in transit.
-        sent_per_second: the rate of bytes sent to other hosts.
-        shared_per_second: the rate of bytes copied to the memory shared with workers of its host.
-        links: its busiest connections to ranks of other hosts.
-        leader: the first rank of its host; None if not reported.
+        host: the name of the rank's host.
+        pid: the rank's process ID.
+        joined: the number of seconds since the rank joined the job.
+        steps: the number of training, evaluation and prediction steps that have received their
+            input.
+        collectives: the number of collectives and messages that have ended.
+        resident_bytes: the resident memory of the rank's process, in bytes.
+        queued: the number of operations that wait until the current operations have ended.
+        operations: the current operations; the operation that began first is first.
+        idle: the number of seconds since the rank's last operation ended. None if the rank is in an
+            operation, or has never been in an operation.
+        input_wait: the number of seconds for which the rank has been waiting for its next batch;
+            None if it is not waiting for a batch.
+        main: the innermost call of user code in the rank's main thread.
+        seconds: the number of seconds between the two reports, by the rank's own clock; 0 if there
+            is only one report. The attributes below refer to this time.
+        steps_per_second: the number of steps per second.
+        rows_per_second: the number of rows of the rank's own input per second.
+        collectives_per_second: the number of collectives and messages that ended, per second.
+        input: the share of time in which the rank waited for its input.
+        workers: the share of time in which the rank waited for other workers.
+        network: the share of time in which the rank waited for data in transit.
+        sent_per_second: the number of bytes that the rank sent to other hosts, per second.
+        shared_per_second: the number of bytes per second that the rank copied to the memory that it
+            shares with other workers of its host.
+        links: the busiest connections to ranks of other hosts.
+        leader: the lowest rank on the rank's host; None if the report does not contain it.
     """
 
     host: str
@@ -185,15 +200,16 @@ class Activity:
 
 @dataclass(frozen=True)
 class Rank:
-    """A rank of the job.
+    """A rank of the job, and what is known about its state.
 
     Attributes:
         rank: the rank.
-        worker: its name in messages.
-        state: "answered", "unresponsive", "gone" or "failed" (its report cannot be used).
-        reason: why it is gone, or the problem with its report; else "".
-        silence: seconds since rank 0 last heard from it; None if it is gone.
-        activity: its report about itself; None unless it answered.
+        worker: the name of the rank's worker in messages.
+        state: "answered", "unresponsive", "gone" (the rank has left or is lost) or "failed" (the
+            rank's report cannot be used).
+        reason: why the rank is gone, or what is wrong with its report; otherwise "".
+        silence: the number of seconds since rank 0 last heard from the rank; None if it is gone.
+        activity: the rank's activity, from its reports; None unless the state is "answered".
     """
 
     rank: int
@@ -205,11 +221,13 @@ class Rank:
 
 
 def ranks(before: Sequence[RankState], after: Sequence[RankState]) -> list[Rank]:
-    """Returns the state of the ranks at the second answer, and their activity since the first.
+    """Returns the state of all ranks, from two answers of rank 0.
+
+    The state is that of the second answer. The activity covers the time between both answers.
 
     Args:
         before: the first answer of rank 0.
-        after: its second answer.
+        after: the second answer of rank 0.
     """
     earlier = {one.rank: one.report for one in before}
     absent = _absent(after)
@@ -217,7 +235,10 @@ def ranks(before: Sequence[RankState], after: Sequence[RankState]) -> list[Rank]
 
 
 def _absent(seen: Sequence[RankState]) -> dict[int, list[int]]:
-    """Returns, for the number of each exchange in progress, the ranks that have not joined it."""
+    """Returns a dict from each exchange in progress to the ranks that have not joined it.
+
+    An exchange is identified by its number.
+    """
     joined = defaultdict(set)
     for one in seen:
         operations = (one.report or {}).get("operations")
@@ -262,11 +283,12 @@ def _activity(
 
     found = (_operation(one, absent) for one in after["operations"])
     operations = tuple(sorted(found, key=lambda one: -one.seconds))
-    # The counted input time can decrease between two reports, because a report leaves out the
-    # current wait for input while the input pipeline is in a collective.
+    # The reported time of waiting for input can decrease between two reports. The reason is that a
+    # report leaves out the current wait while the input pipeline is in a collective.
     waits = {key: min(1.0, max(0.0, rate(key))) for key in ("input", "workers", "network")}
     longest = operations[0] if operations else None
-    # A wait is counted when it ends. This wait has not ended, and covers all the time.
+    # The shares contain only waits that have ended. If the rank has been in one operation for the
+    # whole time between the reports, add the wait in this operation.
     if longest and 0 < seconds <= longest.seconds and not rate("steps"):
         key = "workers" if longest.missing else "network"
         waits[key] = max(0.0, 1.0 - sum(waits.values()) + waits[key])
@@ -290,7 +312,7 @@ def _activity(
         sent_per_second=rate("sent_bytes"),
         shared_per_second=rate("shared_bytes"),
         links=_links(before.get("links", []) if same else [], after.get("links", [])),
-        # Reports of earlier versions do not contain it.
+        # Reports of earlier versions do not contain the leader.
         leader=None if after.get("leader") is None else int(after["leader"]),
     )
 
@@ -316,7 +338,7 @@ def _links(before: Any, after: Any) -> tuple[Link, ...]:
 
 
 def _counts(raw: list[Any]) -> list[float]:
-    # Reports of earlier versions lack the last two counts.
+    # Reports of earlier versions do not contain the last two counts.
     return [*map(_number, raw), 0.0, 0.0][:6]
 
 
@@ -325,7 +347,7 @@ def _link(rank: int, before: list[float] | None, now: list[float]) -> Link:
         after - earlier for after, earlier in zip(now, before or [0.0] * len(now), strict=True)
     )
     seconds = 1e-6 * busy_us
-    # The counts shrink if a group has been closed meanwhile.
+    # The counts are lower in the second report if a communicator was closed between the reports.
     known = before is not None and seconds >= stragglers.MIN_BUSY_SECONDS and came >= 0
     return Link(
         rank=rank,
@@ -349,28 +371,41 @@ def _text(value: Any) -> str:
     return printable(str(value)[:_MAX_TEXT])
 
 
-# Higher than the monitor's default, because this sample has few steps and few messages.
+# The factors by which a rank or a link must be slower than the others to count as a straggler. They
+# are higher than the default of `StragglerMonitor`, because there are only few steps and messages
+# between the two reports.
 _FACTOR = 1.5
 _LINK_FACTOR = 3.0
 _MIN_STEPS = 4
 
 
 def find_straggler(ranks: Sequence[Rank]) -> stragglers.Straggler | None:
-    """Finds the rank or link that delays the others, by the activity of all ranks."""
+    """Finds the rank or the link that delays the other ranks, if there is one.
+
+    The result is None if any rank has not answered, or has not completed a step between its two
+    reports.
+    """
     known = [one.activity for one in ranks if one.activity and one.activity.steps_per_second > 0]
     if len(known) < len(ranks):
         return None
     hosts = [n if one.leader is None else one.leader for n, one in enumerate(known)]
     measured = [_measurement(one, hosts) for one in known]
     process = None
-    # A wait is counted when it ends. Among few steps, a single wait changes the result.
+    # A wait counts for the step in which it ends. If there are only few steps, a single wait could
+    # therefore make a rank look slow.
     if min(one.steps_per_second * one.seconds for one in known) >= _MIN_STEPS:
         process = stragglers.find_slow_process(measured, _FACTOR)
     return stragglers.costlier(process, stragglers.find_slow_link(measured, _LINK_FACTOR, hosts))
 
 
 def find_backlogs(ranks: Sequence[Rank], least_seconds: float) -> tuple[UnacknowledgedData, ...]:
-    """Finds data in transit to other hosts for at least `least_seconds`; the longest first."""
+    """Finds delayed data between hosts; the data with the longest delay is first.
+
+    Args:
+        ranks: all ranks of the job.
+        least_seconds: the minimum delay. The delay is the estimated number of seconds until all of
+            the data has arrived, or the number of seconds since data last arrived, if that is more.
+    """
     found = longest(
         UnacknowledgedData(
             sender=one.worker,
@@ -410,7 +445,10 @@ class Wait:
 
 
 def find_waits(ranks: Sequence[Rank]) -> list[Wait]:
-    """Finds ranks that have been in an operation for `LONG_SECONDS` or more; the longest first."""
+    """Finds ranks that have been in the same operation for at least `LONG_SECONDS`.
+
+    The rank that has been in its operation for the longest time is first.
+    """
     found = [
         Wait(one, one.activity.operations[0])
         for one in ranks
@@ -422,10 +460,10 @@ def find_waits(ranks: Sequence[Rank]) -> list[Wait]:
 
 
 def waited_for(ranks: Sequence[Rank]) -> list[Rank]:
-    """Returns the ranks that others wait for and that do not wait themselves.
+    """Returns the ranks that other ranks wait for and that do not wait themselves.
 
-    If ranks wait, but for no such rank, returns the unresponsive ranks, since they may have joined
-    an operation and then been stopped in the middle of it.
+    If ranks wait but there is no such rank, the unresponsive ranks are returned instead. They may
+    have joined an operation, and then been stopped (SIGSTOP) before the operation ended.
     """
     waits = find_waits(ranks)
     wanted = set().union(*(_absent_ranks(wait, ranks) for wait in waits))
@@ -437,13 +475,13 @@ def waited_for(ranks: Sequence[Rank]) -> list[Rank]:
 
 
 def headline(ranks: Sequence[Rank]) -> str:
-    """Summarizes the job, most important facts first.
+    """Summarizes the state of the job; the most important facts are first.
 
     Args:
         ranks: all ranks of the job.
 
     Returns:
-        Sentences in one line.
+        One or more sentences, without line breaks.
     """
     waits = find_waits(ranks)
     causes = waited_for(ranks)
@@ -461,7 +499,7 @@ def headline(ranks: Sequence[Rank]) -> str:
 
 
 def doing(rank: Rank) -> str:
-    """Describes a rank's current activity.
+    """Describes what a rank is doing.
 
     Example:
         >>> doing(Rank(1, "worker 1 (a:1)", "unresponsive", "", 4.0, None))
@@ -490,7 +528,11 @@ def _inside(activity: Activity) -> str:
 
 
 def _absent_ranks(wait: Wait, ranks: Sequence[Rank]) -> set[int]:
-    """Returns the ranks that a rank waits for, without ranks that have since joined."""
+    """Returns the ranks that a waiting rank waits for.
+
+    `wait.operation.waits_for` may be out of date. So ranks are left out if their own reports show
+    that they have joined the operation by now.
+    """
     here = (wait.operation.communicator, wait.operation.number)
     found = {one for one in wait.operation.waits_for if one < len(ranks)}
     inside = {one: ranks[one].activity for one in found}
@@ -581,19 +623,21 @@ _COLUMNS = (
     "now",
 )
 _LEFT = ("host", "now")
-# The version of the JSON object's keys.
+# The version of the JSON format.
 _FORMAT = 1
 
 
 def live_text(ranks: Sequence[Rank], *, most: int | None = _MAX_ROWS) -> str:
-    """Formats the headline and a table with a row for each rank, ranks that others wait for first.
+    """Formats the state of the job as a headline and a table with a row for each rank.
+
+    The table begins with the ranks that others wait for.
 
     Args:
         ranks: all ranks of the job.
-        most: the maximum number of rows; None for all.
+        most: the maximum number of rows; None to show all ranks.
     """
     causes = waited_for(ranks)
-    # Sorting is stable: ranks with equal keys stay in order.
+    # The sort is stable: ranks with equal keys remain in rank order.
     order = sorted(ranks, key=lambda one: (one not in causes, one.state == "answered"))
     rows = [_COLUMNS, *map(_row, order[:most])]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -603,7 +647,7 @@ def live_text(ranks: Sequence[Rank], *, most: int | None = _MAX_ROWS) -> str:
 
 
 def live_json(address: str, ranks: Sequence[Rank]) -> str:
-    """Formats the job's state as one JSON object; docs/guide/monitoring.md lists its keys."""
+    """Formats the state of the job as a JSON object; docs/guide/monitoring.md lists its keys."""
     whole = {
         "format": _FORMAT,
         "job": address,
@@ -633,7 +677,7 @@ def _numbers(known: Activity) -> tuple[str, ...]:
 
 
 def _bytes(count: float) -> str:
-    """Formats a number of bytes in three digits.
+    """Formats a number of bytes with three significant digits and a unit.
 
     Example:
         >>> _bytes(0), _bytes(1536), _bytes(1e9)

@@ -1,9 +1,11 @@
-"""The policies "none" and "all": a failure stops all workers, which may restart together.
+"""The policies "none" and "all": after a failure, all workers stop, and may restart together.
 
-Host 0 decides: the other hosts report their failures to it, and it announces the first failure to
-all hosts. Each host reports the exit of its workers. Host 0 then sends its verdict to all hosts:
-the job has ended, or starts again. Therefore the verdict is the last message of a generation. If a
-connection closes before the end of the job, the host counts as lost.
+A generation is a run of all workers, from their start until they have all exited. Host 0 makes the
+decisions. The other hosts report their failures to host 0, which tells all hosts the failure that
+came first. Then each host stops its workers, and reports to host 0 when they have exited. When all
+hosts have reported, host 0 sends its verdict to all hosts: either the job has ended, or it starts
+again. So the verdict is the last message of a generation. If the connection to a host closes before
+the end of the job, the host counts as lost.
 """
 
 import enum
@@ -27,26 +29,30 @@ from tfdist._src.launch.job.failure import (
 from tfdist._src.launch.job.shutdown import LAST_WAIT, Grace
 from tfdist._src.options import PREEMPTED
 
-# Seconds to wait after a failure for another failure that may have caused it.
+# After a doubtful failure, host 0 waits this many seconds for a failure that may have caused it.
 _CAUSE_SECONDS = 1.0
-# Seconds in which the other workers may fail by themselves, and record the reason, before they are
-# stopped.
+# After the first failure, the other workers are stopped only after this number of seconds. Until
+# then, they may fail by themselves, and record the reason.
 _LAST_WORDS_SECONDS = 1.0
-# Seconds that a host other than host 0 waits for host 0's decision.
+# After a failure, a host other than host 0 waits this number of seconds for host 0's choice of the
+# first failure. Then it makes its own choice.
 _HOST_0_SECONDS = 3.0
-# Additional seconds that a host is allowed after its workers' grace period.
+# How many seconds a host may take in addition to the grace periods of its workers until it reports
+# that they have exited. Another host waits twice this time for the verdict.
 _HOST_SECONDS = 30.0
 _MAX_DELAY = 3600.0
 
 
 @dataclass(frozen=True)
 class HostEnd:
-    """A host's report that all of its workers have exited.
+    """The report of a host that all of its workers have exited.
 
     Attributes:
-        codes: the distinct exit codes of its workers, negative for signals.
-        stuck: the workers that SIGKILL did not end, as text; "" if there are none.
-        stopped: whether its launcher was asked to stop.
+        codes: the distinct exit codes of the host's workers. If a signal killed a worker, its code
+            is the negative number of the signal.
+        stuck: a text that names the workers that are still running after SIGKILL; "" if there are
+            none.
+        stopped: whether the host's launcher was asked to stop.
     """
 
     codes: tuple[int, ...]
@@ -56,15 +62,16 @@ class HostEnd:
 
 @dataclass(frozen=True)
 class RestartDecision:
-    """Host 0's decision about a job whose generation has failed.
+    """The verdict: host 0's decision whether the job restarts after a generation has failed.
 
     Attributes:
-        failure: the first failure.
-        restart: the number of the restart that follows; 0 if the job has ended.
-        limit: the number of restarts allowed.
-        delay: seconds until the restart.
-        reason: why there is no restart; "" if restarts were not requested.
-        saved: whether the job was preempted, and all workers have saved their state.
+        failure: the first failure of the generation.
+        restart: the number of the restart that follows; 0 if there is no restart.
+        limit: the maximum number of restarts.
+        delay: the number of seconds until the restart.
+        reason: why there is no restart, as a clause; "" if the user has not requested restarts.
+        saved: whether the job was preempted and all workers have saved their state. Then there is
+            no restart.
     """
 
     failure: Failure
@@ -81,22 +88,24 @@ class RestartDecision:
 
 class _Phase(enum.Enum):
     RUNNING = enum.auto()
-    STOPPING = enum.auto()  # The generation has failed, and this host's workers are being stopped.
-    SETTLING = enum.auto()  # This host's workers have exited; it waits for the verdict.
-    WAITING = enum.auto()  # The next generation begins after a delay.
+    STOPPING = enum.auto()  # The generation has failed, and this host stops its workers.
+    SETTLING = enum.auto()  # The workers of this host have exited. The host waits for the verdict.
+    WAITING = enum.auto()  # The verdict is a restart. The host waits until the restart is due.
     ENDED = enum.auto()
 
 
 class RestartAll(restart_policy.RestartPolicy):
-    """Stops all workers on all hosts after a failure; they may start again as a new generation.
+    """Stops all workers on all hosts after a failure, and may start them again.
 
     Args:
-        ranks: the workers of this host.
+        ranks: the ranks of this host's workers.
         host: this host's number.
-        hosts: the other hosts connected to this one.
-        grace: seconds between signals of increasing force.
-        limit: the number of restarts allowed; host 0's value applies.
-        new_secret: returns the secret of the next generation; None to keep the user's secret.
+        hosts: the numbers of the other hosts that are connected to this host.
+        grace: how long to wait between two signals when workers are stopped.
+        limit: the maximum number of restarts. If the hosts have different values, the value of
+            host 0 applies.
+        new_secret: a function that returns the secret for the next generation; None if all
+            generations use the secret that the user has set.
         now: the current time.
     """
 
@@ -121,8 +130,9 @@ class RestartAll(restart_policy.RestartPolicy):
         self._begin("", now)
 
     def _reset(self) -> None:
-        """Prepares for the messages of the next generation."""
-        # On host 0: host number -> None while its workers run, then whether all of them succeeded.
+        """Forgets the reports and the verdict of the last generation."""
+        # Maps the number of each host to None while its workers are running. When they have exited,
+        # the value is whether all of them have succeeded. Only host 0 uses the other hosts' values.
         self._succeeded: dict[int, bool | None] = dict.fromkeys({self._host, *self._connected})
         self._ends: dict[int, HostEnd] = {}
         self._failure: Failure | None = None
@@ -149,7 +159,11 @@ class RestartAll(restart_policy.RestartPolicy):
 
     @property
     def _awaited(self) -> list[int]:
-        """The awaited hosts: on host 0, the hosts that have not reported their end; else host 0."""
+        """The hosts from which a message is still expected.
+
+        For host 0, these are the hosts that have not reported the exit of their workers. For any
+        other host, this is host 0.
+        """
         return sorted(self._connected - self._ends.keys())
 
     @property
@@ -205,7 +219,8 @@ class RestartAll(restart_policy.RestartPolicy):
         elif kind == "verdict":
             self._verdict = decode(RestartDecision, value)
             if self._phase == _Phase.SETTLING:
-                self._settle(now)  # Immediately, because the next message may begin a generation.
+                # Do not wait for `advance`: the next message may already begin a generation.
+                self._settle(now)
         elif kind == "begin":
             beginning = decode(restart_policy.Begin, value)
             if self._phase == _Phase.WAITING and beginning.generation == self._generation:
@@ -234,25 +249,28 @@ class RestartAll(restart_policy.RestartPolicy):
             self._add(failure, now)
 
     def _add(self, failure: Failure, now: float) -> None:
-        """Adds another host's failure, on host 0."""
+        """On host 0, handles the failure of another host or of its workers."""
         if self._phase == _Phase.WAITING:
             self._announce(failure)
         else:
             self._first.add(failure, now)
 
     def _report(self, failure: Failure) -> None:
-        """Reports a failure on this host to host 0."""
+        """Reports a failure on this host to host 0, unless this host is host 0."""
         if not self._decides:
             self._do(restart_policy.Send("failed", failure))
 
     def _announce(self, failure: Failure) -> None:
-        """Sets the failure that ends the generation; host 0 also sends it to the others."""
+        """Ends the generation because of a failure; on host 0, also tells the other hosts."""
         self._failure = failure
         if self._decides:
             self._do(restart_policy.Send("stop", failure))
 
     def _host_exited(self, host: int, succeeded: bool) -> None:
-        """Records that all workers of a host have exited, on host 0."""
+        """Records on host 0 that all workers of a host have exited.
+
+        If the workers of all hosts have succeeded, the job is complete.
+        """
         self._succeeded[host] = succeeded
         if all(self._succeeded.values()) and self._failure is None:
             self._finished = True
@@ -271,13 +289,14 @@ class RestartAll(restart_policy.RestartPolicy):
             self._end(0, describe_success(self._failures))
 
     def _choose_failure(self, now: float) -> None:
-        """Begins to stop the workers once the first failure is known."""
+        """Begins to stop the workers if the first failure of the generation has been chosen."""
         if self._failure is None:
             failure = self._first.decided(now)
             exited = self._decides and None not in self._succeeded.values()
             alone = not self._connected or exited
             if failure is None and not self._running and alone:
-                failure = self._first.most_likely()  # No clearer failure can follow.
+                # No clearer failure can follow, because no worker is running any more.
+                failure = self._first.most_likely()
             if failure is None:
                 return
             self._announce(failure)
@@ -300,7 +319,7 @@ class RestartAll(restart_policy.RestartPolicy):
         self._stop_workers(first, self._failure, at, self._running)
 
     def _await_verdict(self, now: float) -> None:
-        """Begins to wait for the end of all hosts' workers, and for host 0's verdict."""
+        """Begins to wait until all hosts' workers have exited and host 0 has sent its verdict."""
         self._phase = _Phase.SETTLING
         self._seconds = now - self._began
         patience = 2 * max(self._grace.failure, self._grace.preemption) + LAST_WAIT
@@ -314,22 +333,28 @@ class RestartAll(restart_policy.RestartPolicy):
         self._settle(now)
 
     def _settle(self, now: float) -> None:
-        """Follows the verdict if there is one; host 0 decides once all hosts have reported."""
+        """Follows the verdict of host 0, if it has arrived.
+
+        On host 0, makes the verdict if all hosts have reported the exit of their workers. After the
+        deadline, a host no longer waits for missing messages.
+        """
         if self._verdict is None and self._awaited and now < self._deadline:
             return
         if self._verdict is not None:
-            # Host 0 may have decided before it received this host's signal.
+            # Host 0 may have decided to restart before it was informed that a signal has asked this
+            # host's launcher to stop.
             restart = 0 if self._stopped else self._verdict.restart
             verdict = replace(self._verdict, restart=restart)
         elif self._decides:
             verdict = self._decide()
             self._do(restart_policy.Send("verdict", verdict))
         else:
-            verdict = RestartDecision(self._known_failure)  # Host 0 is lost, or does not answer.
+            # Host 0 is lost, or does not answer.
+            verdict = RestartDecision(self._known_failure)
         self._conclude(verdict, now)
 
     def _decide(self) -> RestartDecision:
-        """Returns the verdict, on host 0."""
+        """Makes the verdict on host 0."""
         failure, ends = self._known_failure, self._ends.values()
         missing = self._lost or next((lost_host(host, "") for host in self._awaited), None)
         if missing is None and restart_policy.all_saved(
@@ -352,7 +377,7 @@ class RestartAll(restart_policy.RestartPolicy):
         return RestartDecision(failure, len(history), self._limit, decision.delay)
 
     def _conclude(self, verdict: RestartDecision, now: float) -> None:
-        """Ends the job or waits for the next generation, as the verdict requires."""
+        """Follows a verdict: ends the job, or begins to wait for the restart."""
         if verdict.saved:
             self._end(PREEMPTED, f"The workers {SAVED}")
             return
@@ -370,7 +395,7 @@ class RestartAll(restart_policy.RestartPolicy):
         self._reset()
 
     def _wait(self, now: float) -> None:
-        """Begins the next generation at the due time, unless the job has been stopped."""
+        """Begins the next generation when it is due, or ends the job if it was asked to stop."""
         if self._failure is None and now >= self._deadline:
             if self._decides:
                 secret = self._new_secret() if self._new_secret is not None else ""

@@ -1,7 +1,8 @@
-"""The policy "one": only the failed worker is replaced, and the others keep running.
+"""The policy "one": only the failed worker is replaced, and the other workers keep running.
 
-Each host reports its workers' states to host 0, which sends the totals to all hosts. If a host is
-lost, the others continue. If host 0 is lost, each of the others continues by itself.
+Each host counts its workers in each state, and reports the numbers to host 0. Host 0 adds up the
+numbers, and sends the sums to all hosts. If a host is lost, the other hosts continue. If host 0 is
+lost, each other host continues by itself, without messages from the others.
 """
 
 from __future__ import annotations
@@ -27,21 +28,23 @@ from tfdist._src.launch.job.shutdown import Grace
 from tfdist._src.options import PREEMPTED
 
 _LOOK_SECONDS = 1.0
-# The launcher kills a suspended worker this many seconds after the other workers have given it up.
+# The launcher kills a suspended worker this number of seconds after the time at which the other
+# workers give it up.
 _MARGIN_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class WorkerCounts:
-    """The number of workers of a host, or of the job, in each state.
+    """The number of workers of a host or of the job in each state.
 
     Attributes:
-        members: workers that have run from the start, and replacements that have completed a step.
-        joining: replacements that have not completed a step yet.
-        waiting: replacements that start after a delay.
-        completed: workers that ended with 0.
-        left: workers that saved their state on request and ended with 75.
-        lost: workers that failed and are not replaced.
+        members: running workers that were started with the job, and running replacements that have
+            completed a step.
+        joining: running replacements that have not completed a step so far.
+        waiting: replacements that will start after a delay.
+        completed: workers that have exited with code 0.
+        left: workers that were asked to stop, have saved their state and have exited with code 75.
+        lost: workers that have failed and are not replaced.
 
     Example:
         >>> WorkerCounts(members=2) + WorkerCounts(joining=1, lost=1)
@@ -64,23 +67,30 @@ class WorkerCounts:
 
     @property
     def ended(self) -> bool:
-        """Whether no worker runs or is to start."""
+        """Whether no worker is running or will start."""
         return not (self.members or self.joining or self.waiting)
 
     @property
     def over(self) -> bool:
-        """Whether the training has ended, so that a worker that has not joined is unneeded."""
+        """Whether the training has ended.
+
+        Then replacements that have not completed a step are no longer needed.
+        """
         return self.completed + self.left > 0 and not self.members
 
     @property
     def gone(self) -> WorkerCounts:
-        """The counts after the loss of the host."""
+        """The counts of the same host after it was lost: all its running workers count as lost."""
         lost = self.members + self.joining + self.waiting + self.lost
         return replace(self, members=0, joining=0, waiting=0, lost=lost)
 
 
 class _State(enum.Enum):
-    """The state of a worker: the states of `WorkerCounts`, and two more at the end."""
+    """The state of a worker.
+
+    The first six states are the attributes of `WorkerCounts`, which does not count workers in the
+    last two states.
+    """
 
     MEMBER = "members"
     JOINING = "joining"
@@ -88,8 +98,10 @@ class _State(enum.Enum):
     COMPLETED = "completed"
     LEFT = "left"
     LOST = "lost"
-    UNNEEDED = "unneeded"  # It had not joined, or was suspended, when the training was completed.
-    STOPPED = "stopped"  # It ended after this command was asked to stop.
+    # The other workers completed the training before this worker joined, or while it was suspended.
+    UNNEEDED = "unneeded"
+    # The worker has exited, or will not be started, because this command was asked to stop.
+    STOPPED = "stopped"
 
 
 @dataclass
@@ -102,23 +114,25 @@ class _Worker:
 
 
 class RestartOne(restart_policy.RestartPolicy):
-    """Replaces each failed worker while the others keep running.
+    """Replaces each failed worker while the other workers keep running.
 
     Args:
-        ranks: the workers of this host.
+        ranks: the ranks of this host's workers.
         host: this host's number.
-        hosts: the other hosts connected to this one.
-        grace: seconds between signals of increasing force.
-        limit: the number of replacements allowed for each worker.
+        hosts: the numbers of the other hosts that are connected to this host.
+        grace: how long to wait between two signals when workers are stopped.
+        limit: the maximum number of replacements of each worker.
         now: the current time.
-        silence: seconds after which workers give up an unresponsive worker. A worker that is
-            suspended for longer is killed, unless all workers of this host are suspended, as when a
-            scheduler suspends the job.
+        silence: the number of seconds after which workers give up another worker that does not
+            respond. The launcher kills a worker that is suspended for longer than this. However, if
+            all workers of this host are suspended while the training is in progress, a scheduler
+            has probably suspended the job, and the launcher kills none of them.
         num_hosts: the number of hosts at the start of the job.
-        joining: whether this host was lost, and rejoins the running job.
+        joining: whether this host was lost before, and now rejoins the running job.
 
     Attributes:
-        losses: the losses of this host, or on host 0 of all hosts, in the order of arrival.
+        losses: on host 0, the losses of all hosts; on other hosts, the losses of this host. They
+            are in the order in which this host was informed of them.
 
     Example:
         >>> policy = RestartOne([0, 1], 0, [], Grace.given(None), limit=3, now=0.0, silence=60.0)
@@ -147,14 +161,15 @@ class RestartOne(restart_policy.RestartPolicy):
         self._patience = silence + _MARGIN_SECONDS
         self._num_hosts = num_hosts
         self.next_look = now
-        # A host that has not reported counts as running.
+        # The numbers of workers of each connected host. A host that has not reported any numbers
+        # so far counts as a host with one running worker.
         self._counts = {number: WorkerCounts(members=1) for number in (host, *self._connected)}
         self._reported = False
         self._job = self._total()
         self.losses: list[Loss] = []
-        self._left: set[int] = set()  # The hosts that were asked to stop.
-        self._job_stopped: Failure | None = None  # Why the job stops on all hosts.
-        self._stopped: Failure | None = None  # Why the job stops on this host.
+        self._left: set[int] = set()  # The numbers of the hosts that were asked to stop.
+        self._job_stopped: Failure | None = None  # The reason to stop the job on all hosts, if any.
+        self._stopped: Failure | None = None  # The reason to stop the job on this host, if any.
         self._codes: set[int] = set()
         self._code: int | None = None  # The job's exit code, once it has ended on all hosts.
         self._running = set(ranks)
@@ -167,12 +182,12 @@ class RestartOne(restart_policy.RestartPolicy):
 
     @property
     def counts(self) -> WorkerCounts:
-        """The number of workers of this host in each state."""
+        """The numbers of workers of this host in each state."""
         states = [worker.state.value for worker in self._workers.values()]
         return WorkerCounts(**{f.name: states.count(f.name) for f in fields(WorkerCounts)})
 
     def _in(self, *states: _State) -> list[int]:
-        """Returns the ranks of this host's workers in any of these states."""
+        """Returns the ranks of this host's workers that are in any of the given states."""
         return [rank for rank, worker in self._workers.items() if worker.state in states]
 
     def _move(self, ranks: Iterable[int], state: _State) -> None:
@@ -210,7 +225,8 @@ class RestartOne(restart_policy.RestartPolicy):
         worker = self._workers[rank]
         if failure is not None and failure.step:
             self.trained(rank)
-        if worker.state == _State.MEMBER:  # A worker that never joined has nothing to save.
+        # A replacement that has not completed a step has no state to save, so ignore its exit code.
+        if worker.state == _State.MEMBER:
             self._codes.add(0 if failure is None else failure.status or 0)
         completed = bool(self._job.completed or self.counts.completed)
         if self._stopped is not None:
@@ -232,10 +248,17 @@ class RestartOne(restart_policy.RestartPolicy):
             self._decide(worker, reason, completed, now)
 
     def _decide(self, worker: _Worker, reason: str, completed: bool, now: float) -> None:
-        """Decides whether a failed worker is replaced; if a reason is given, it is not."""
+        """Decides whether to replace a failed worker.
+
+        Args:
+            worker: the failed worker.
+            reason: a reason not to replace the worker; "" if there is none so far.
+            completed: whether any worker has already completed the training.
+            now: the current time.
+        """
         failure = worker.history[-1].failure
-        # Only the worker's own failures count. Other workers often fail identically at the same
-        # step, for example because they lost a peer.
+        # Consider only the earlier failures of this worker. Different workers often fail in the
+        # same way at the same step, for example because they have lost the same peer.
         decision = restart_policy.decide(worker.history, self._limit, at_once=True)
         if isinstance(decision, restart_policy.GiveUp) or reason:
             if isinstance(decision, restart_policy.GiveUp):
@@ -250,7 +273,11 @@ class RestartOne(restart_policy.RestartPolicy):
 
     @property
     def _is_alone(self) -> bool:
-        """Whether no other host has or will have workers: host 0, the only other host, is lost."""
+        """Whether this host is the only host that has workers, now and in the future.
+
+        This is so if the job has two hosts and the other host, which is host 0, is lost. Lost hosts
+        can rejoin a job only through host 0.
+        """
         return self._host != restart_policy.HOST_0 and not self._connected and self._num_hosts == 2
 
     def unavailable(self, rank: int, why: str) -> None:
@@ -271,13 +298,15 @@ class RestartOne(restart_policy.RestartPolicy):
 
     @property
     def _others_run(self) -> bool:
-        """Whether any worker is running, on this host or elsewhere."""
+        """Whether any worker of this host is running, or other hosts are connected."""
         return bool(self._running or self._connected)
 
     def signaled(self, number: signal.Signals, stop: Failure, now: float) -> None:
-        """Ends the job on all hosts after Ctrl-C; after other signals, only on this host.
+        """Handles a signal that asks this command to stop.
 
-        Other signals may be sent by a scheduler that reclaims this host, so other hosts continue.
+        After Ctrl-C (SIGINT), the job ends on all hosts. After other signals, it ends only on this
+        host, and the other hosts continue, because a scheduler may have sent the signal to reclaim
+        only this host.
         """
         gentle = number == signal.SIGINT
         if self._stopped is not None:
@@ -308,7 +337,7 @@ class RestartOne(restart_policy.RestartPolicy):
                 worker.suspended_since = now
             if (seconds := now - worker.suspended_since) < self._patience:
                 continue
-            worker.suspended_since = math.inf  # Do not kill it again.
+            worker.suspended_since = math.inf  # Do not kill the worker a second time.
             if self._job.completed:
                 worker.state = _State.UNNEEDED
             text = (
@@ -396,7 +425,7 @@ class RestartOne(restart_policy.RestartPolicy):
         self._update()
         if self._job.completed or self._job.over:
             self._move(self._in(_State.WAITING), _State.UNNEEDED)
-        # The other workers have ended the training without these replacements.
+        # If the members have ended the training, stop the replacements that have not joined them.
         if self._job.over and self._stopped is None:
             unneeded = self._in(_State.JOINING)
             self._move(unneeded, _State.UNNEEDED)
@@ -414,7 +443,7 @@ class RestartOne(restart_policy.RestartPolicy):
             self._end()
 
     def _update(self) -> None:
-        """Reports the states of this host's workers, if they have changed."""
+        """Reports the numbers of this host's workers in each state, if they have changed."""
         counts = self.counts
         if self._reported and self._counts[self._host] == counts:
             return
@@ -429,7 +458,11 @@ class RestartOne(restart_policy.RestartPolicy):
         return sum(self._counts.values(), WorkerCounts())
 
     def _merge(self) -> None:
-        """Adds up the reports, and sends the sum to the other hosts."""
+        """Adds up the numbers of all hosts, and sends the sums to the other hosts.
+
+        If no worker is running or will start, also determines the exit code of the job. A host that
+        is connected to host 0 leaves all of this to host 0.
+        """
         if not self._decides:
             return
         self._job = self._total()
@@ -457,7 +490,7 @@ class RestartOne(restart_policy.RestartPolicy):
 
 
 def job_code(losses: Sequence[Loss], job: WorkerCounts) -> int:
-    """Returns the exit code of a job that was not stopped.
+    """Returns the exit code of a job in which all workers have ended without being asked to stop.
 
     Example:
         >>> job_code([], WorkerCounts(completed=1, left=1))

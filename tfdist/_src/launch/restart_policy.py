@@ -1,10 +1,11 @@
-"""The common interface of the restart policies, and the decision whether to start again.
+"""The common interface of the restart policies, and the rules for restarts after a failure.
 
-A policy receives events, such as the exit of a worker, and returns actions, which `supervisor.py`
-executes. It uses no processes, sockets or clocks. The policies are:
+A restart policy decides how the launcher reacts to events such as the exit of a worker. It receives
+the events and returns actions, which `supervisor.py` executes. The policy itself uses no processes,
+sockets or clocks, so that it can be tested without them. The policies are:
 
-- "none", `RestartAll` with a limit of 0: a failure stops all workers;
-- "all", `RestartAll`: a failure stops all workers, and they start again together;
+- "none", `RestartAll` with a limit of 0: a failure stops all workers.
+- "all", `RestartAll`: a failure stops all workers, and they start again together.
 - "one", `RestartOne`: only the failed worker is replaced, and the others keep running.
 """
 
@@ -19,14 +20,15 @@ from tfdist._src.launch.job.shutdown import Grace
 from tfdist._src.options import PREEMPTED
 
 HOST_0 = 0
-# Seconds before the first restart, doubled after each failure without progress.
+# The number of seconds before the first restart. It doubles after each failure without progress.
 _FIRST_DELAY = 1.0
 _MAX_DELAY = 60.0
-# A job that ran for this many seconds is assumed to have trained, even if it counted no steps, as
-# in a custom loop.
+# A run of at least this number of seconds counts as progress even if it has not reported any step.
+# A custom training loop, for example, does not report its steps.
 _LONG = 600.0
 _USAGE_ERROR = 2
-# Another start cannot fix the program, the installed packages, or a rejected configuration.
+# After these errors, the job is not restarted. Their causes are mistakes in the program, missing
+# packages or a rejected configuration, so a restart would fail in the same way.
 _HOPELESS = frozenset(
     {
         "SyntaxError",
@@ -44,22 +46,23 @@ _HOPELESS = frozenset(
         "UnsupportedError",
     }
 )
-# Before the first completed step, these errors are mistakes in the program or its arguments, which
-# another start cannot fix. Later they may be caused by data or by a damaged file; then only a
-# second failure at the same step ends the job.
+# Before the first completed step, the causes of these errors are mistakes in the program or its
+# arguments. A restart would fail in the same way. After the first step, the cause may be a part of
+# the data or a damaged file. Then the job ends only if it fails again at the same step.
 _HOPELESS_AT_FIRST = frozenset({"ValueError", "TypeError", "NameError", "AttributeError"})
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
 
 @dataclass(frozen=True)
 class Begin:
-    """Begins a generation: the workers that start next have their own folder and secret.
+    """The action to begin a new generation of workers.
 
-    Host 0 also sends it to the other hosts.
+    The workers that start afterwards belong to the generation. They have their own folder for log
+    files, and their own secret. Host 0 also sends this object to the other hosts, as a message.
 
     Attributes:
-        generation: its number.
-        secret: its workers' secret; "" to keep the current one.
+        generation: the number of the generation.
+        secret: the secret of the generation's workers; "" to keep the current secret.
     """
 
     generation: int
@@ -68,13 +71,15 @@ class Begin:
 
 @dataclass(frozen=True)
 class Start:
-    """Starts a worker.
+    """The action to start a worker.
+
+    If the worker is a replacement and cannot be started, the supervisor calls `unavailable`. If any
+    other worker cannot be started, the command ends.
 
     Attributes:
-        rank: its rank.
-        replacement: `"replacement 1 of 3"` for a worker that replaces a failed worker; else "". If
-            a replacement cannot start, `unavailable` is called; if any other worker cannot start,
-            the command ends.
+        rank: the rank of the worker.
+        replacement: a text such as `"replacement 1 of 3"` if the worker replaces a failed worker;
+            otherwise "".
     """
 
     rank: int
@@ -83,12 +88,12 @@ class Start:
 
 @dataclass(frozen=True)
 class Stop:
-    """Sends workers signals of increasing force until they exit.
+    """The action to stop workers by signals: SIGINT, SIGTERM and SIGKILL, until the workers exit.
 
     Attributes:
-        ranks: the workers.
-        first: the first signal.
-        grace: seconds from one signal to the next.
+        ranks: the ranks of the workers.
+        first: the first of these signals to send.
+        grace: the number of seconds between two signals.
         at: when to send the first signal.
     """
 
@@ -100,14 +105,28 @@ class Stop:
 
 @dataclass(frozen=True)
 class EscalateSignal:
-    """Sends this signal now to workers that are being stopped, unless a harder one was sent."""
+    """The action to send a harder signal to the workers that are being stopped.
+
+    The signal is sent immediately. A worker does not receive it if this signal or a later one in
+    the order SIGINT, SIGTERM, SIGKILL was already sent to the worker.
+
+    Attributes:
+        signal: the signal.
+    """
 
     signal: signal.Signals
 
 
 @dataclass(frozen=True)
 class Send:
-    """Sends a message to the other hosts: host 0 to all of them, the others to host 0."""
+    """The action to send a message to the connected hosts.
+
+    Host 0 is connected to all other hosts. Any other host is connected only to host 0.
+
+    Attributes:
+        kind: the kind of message.
+        value: the content of the message: a dataclass, or a value that JSON can represent.
+    """
 
     kind: str
     value: object = None
@@ -115,7 +134,14 @@ class Send:
 
 @dataclass(frozen=True)
 class PrintMessage:
-    """Prints a message; begins a new line if a worker's last line may be unfinished."""
+    """The action to print a message.
+
+    Attributes:
+        text: the message.
+        below_output: whether the last line in the terminal may be an unfinished line of a worker.
+            Then the message begins on a new line.
+        level: the log level of the message.
+    """
 
     text: str
     below_output: bool = True
@@ -124,10 +150,12 @@ class PrintMessage:
 
 @dataclass(frozen=True)
 class PrintFailure:
-    """Prints a failure with the worker's last lines, and the command that explains flight logs.
+    """The action to print a failure, with the last lines of the failed worker's output.
+
+    If workers have written flight logs, the command that explains these logs is also printed.
 
     Attributes:
-        failure: the failure; None for the command only.
+        failure: the failure; None to print only the command.
     """
 
     failure: Failure | None
@@ -135,11 +163,11 @@ class PrintFailure:
 
 @dataclass(frozen=True)
 class End:
-    """Ends the command.
+    """The action to end the `tfdist run` command.
 
     Attributes:
-        code: its exit code.
-        summary: the last message; "" for none.
+        code: the exit code of the command.
+        summary: the last message of the command; "" if it prints no such message.
     """
 
     code: int
@@ -150,19 +178,23 @@ Action = Begin | Start | Stop | EscalateSignal | Send | PrintMessage | PrintFail
 
 
 class RestartPolicy:
-    """Decides, together with the other hosts, when to stop or start the workers of one host.
+    """Decides, together with the other hosts, when to start and stop the workers of one host.
 
-    Times are in seconds of any clock. Call `take` after each event, and `advance` regularly.
+    The supervisor calls a method for each event, and `advance` regularly. Then it executes the
+    actions that `take` returns. The policy does not read a clock: all times are in seconds of the
+    caller's clock.
 
     Args:
-        ranks: the workers of this host, which start immediately.
+        ranks: the ranks of this host's workers, which start immediately.
         host: this host's number.
-        hosts: the other hosts connected to this one: on host 0 all, else host 0.
-        grace: seconds between signals of increasing force.
+        hosts: the numbers of the other hosts that are connected to this host. For host 0, these are
+            all other hosts; for any other host, this is only host 0.
+        grace: how long to wait between two signals when workers are stopped.
 
     Attributes:
-        addresses: the addresses of all workers, if they have changed; otherwise empty.
-        next_look: when to call `suspended`; None for never.
+        addresses: the addresses of all workers, in rank order, if they have changed since the
+            start; otherwise empty.
+        next_look: when the supervisor should next call `suspended`; None if it need not call it.
     """
 
     addresses: tuple[str, ...] = ()
@@ -177,7 +209,7 @@ class RestartPolicy:
         self._actions: list[Action] = []
 
     def take(self) -> list[Action]:
-        """Returns the actions not returned yet, in order."""
+        """Returns the actions that have been added since the last call, in this order."""
         actions, self._actions = self._actions, []
         return actions
 
@@ -187,7 +219,15 @@ class RestartPolicy:
     def _stop_workers(
         self, first: signal.Signals, stop: Failure | None, at: float, ranks: Collection[int]
     ) -> None:
-        """Stops workers; gives them time to save their state if `stop` requires it."""
+        """Adds an action that stops workers.
+
+        Args:
+            first: the first signal to send.
+            stop: the reason to stop. If it is a preemption, the workers have time to save their
+                state.
+            at: when to send the first signal.
+            ranks: the ranks of the workers.
+        """
         saves = stop is not None and stop.preemption
         grace = self._grace.preemption if saves else self._grace.failure
         if ranks:
@@ -195,32 +235,36 @@ class RestartPolicy:
 
     @property
     def next_time(self) -> float | None:
-        """The time to call `advance` even if no event occurs; None for never."""
+        """When `advance` must be called even if no event occurs; None if this is not necessary."""
         raise NotImplementedError
 
     @property
     def has_failed(self) -> bool:
-        """Whether any failure has occurred so far; if so, the logs are kept."""
+        """Whether any failure has occurred so far. If so, the temporary log files are kept."""
         raise NotImplementedError
 
     def exited(self, rank: int, failure: Failure | None, now: float, stuck: str = "") -> None:
         """Handles the exit of a worker.
 
         Args:
-            rank: its rank.
-            failure: None if its exit code was 0.
+            rank: the worker's rank.
+            failure: the worker's failure; None if the worker's exit code was 0.
             now: the current time.
-            stuck: if the worker still runs after SIGKILL and is given up, its rank and process ID
-                as text; else "".
+            stuck: a text with the worker's rank and process ID if the worker is still running after
+                SIGKILL, so that the launcher no longer waits for its exit; otherwise "".
         """
         raise NotImplementedError
 
     def signaled(self, number: signal.Signals, stop: Failure, now: float) -> None:
-        """Handles a signal that asks this command to stop; `stop` describes it."""
+        """Handles a signal that asks this command to stop; `stop` describes it as a failure."""
         raise NotImplementedError
 
     def received(self, host: int, kind: str, value: object, now: float) -> None:
-        """Handles a message; raises ValueError if it is not valid."""
+        """Handles a message from another host.
+
+        Raises:
+            ValueError: the message is not valid.
+        """
         raise NotImplementedError
 
     def lost(self, host: int, failure: Failure, now: float) -> None:
@@ -228,50 +272,53 @@ class RestartPolicy:
         raise NotImplementedError
 
     def advance(self, now: float) -> None:
-        """Handles due actions and the consequences of the events since the last call."""
+        """Decides what to do because of recent events, or because time has passed."""
         raise NotImplementedError
 
-    # The methods below concern policies that replace workers.
+    # The methods below are for policies that replace single workers.
 
     @property
     def joining(self) -> Collection[int]:
-        """The replacements whose first step must be reported by `trained`."""
+        """The ranks of the replacements that have not completed a step so far.
+
+        When one of them completes its first step, the supervisor calls `trained`.
+        """
         return ()
 
     @property
     def wants_spares(self) -> bool:
-        """Whether a replacement may still start."""
+        """Whether the launcher should keep spares, because a replacement may still be needed."""
         return False
 
     @property
     def is_over(self) -> bool:
-        """Whether no host can join the job any more."""
+        """Whether the job is ending, so that hosts can no longer join it."""
         return True
 
     def trained(self, rank: int) -> None:
-        """Records that a replacement has completed a step."""
+        """Tells the policy that a replacement has completed its first step."""
 
     def unavailable(self, rank: int, why: str) -> None:
-        """Records that a replacement could not be started."""
+        """Tells the policy that a replacement could not be started; `why` is the reason."""
 
     def suspended(self, ranks: Collection[int], now: float) -> None:
-        """Records which workers are suspended (SIGSTOP)."""
+        """Tells the policy which workers of this host are currently suspended (SIGSTOP)."""
 
     def admitted(self, hosts: Mapping[int, str], addresses: Sequence[str]) -> None:
-        """Records that lost hosts have rejoined.
+        """Tells the policy that lost hosts have rejoined the job.
 
         Args:
-            hosts: host number -> IP address.
-            addresses: the addresses of all workers.
+            hosts: maps the number of each of these hosts to its IP address.
+            addresses: the addresses of all workers, in rank order.
         """
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A failed run of all workers, or of one worker.
+    """A run that has failed: a run of all workers, or of a single worker that may be replaced.
 
     Attributes:
-        failure: its first failure.
+        failure: the first failure in the run.
         seconds: the duration of the run.
     """
 
@@ -281,7 +328,11 @@ class Ended:
 
 @dataclass(frozen=True)
 class Restart:
-    """The decision to start again after a delay in seconds."""
+    """The decision to start again.
+
+    Attributes:
+        delay: the number of seconds until the start.
+    """
 
     delay: float
 
@@ -291,7 +342,7 @@ class GiveUp:
     """The decision not to start again.
 
     Attributes:
-        reason: the reason, as a clause; "" if restarts were not requested.
+        reason: the reason, as a clause; "" if the user has not requested restarts.
     """
 
     reason: str
@@ -301,9 +352,10 @@ def decide(history: Sequence[Ended], limit: int, *, at_once: bool = False) -> Re
     """Decides whether to start again after a failure.
 
     Args:
-        history: the failures so far, oldest first.
-        limit: the number of restarts allowed.
-        at_once: whether the first restart, or a restart after progress, has no delay.
+        history: the failed runs so far, oldest first.
+        limit: the maximum number of restarts.
+        at_once: whether to restart without delay after the first failure, and after a run that has
+            made progress.
 
     Example:
         >>> failure = Failure(host=0, subject="worker 1", event="was killed", code=137,
@@ -330,17 +382,17 @@ def decide(history: Sequence[Ended], limit: int, *, at_once: bool = False) -> Re
 
 
 def all_saved(failure: Failure, codes: Collection[int]) -> bool:
-    """Whether the job was preempted: its workers were asked to stop and have saved their state.
+    """Returns whether the workers were asked to stop and have all saved their state.
 
     Args:
         failure: the first failure of the job.
-        codes: the exit codes of all its workers, negative for signals.
+        codes: the exit codes of all workers; negative numbers of signals for killed workers.
     """
     return failure.preemption and PREEMPTED in codes and {0, PREEMPTED}.issuperset(codes)
 
 
 def _hopeless(history: Sequence[Ended]) -> str:
-    """Returns why another start would fail like the last one; "" if it may succeed."""
+    """Returns why a restart would certainly fail again; "" if it may succeed."""
     failure = history[-1].failure
     if failure.rank is None:
         return "a host that is lost cannot be started again from here"
@@ -355,20 +407,21 @@ def _hopeless(history: Sequence[Ended]) -> str:
 
 
 def _same(one: Ended, other: Ended) -> bool:
-    """Whether two failures are identical at the same step, on any worker."""
+    """Returns whether two runs have failed in the same way and at the same step, on any worker."""
+    # A long run without a known step has probably made progress, so its step is not the same.
     if one.failure.step is None and max(one.seconds, other.seconds) >= _LONG:
-        return False  # They trained, for an unknown number of steps.
+        return False
     return _signature(one.failure) == _signature(other.failure)
 
 
 def _signature(failure: Failure) -> tuple[object, ...]:
-    # Numbers in messages are often ports, process IDs or times.
+    # Ignore numbers in messages. They are often ports, process IDs or times, which change.
     message = _NUMBER.sub("#", failure.message)
     return failure.step, failure.status, failure.classes[:1], message
 
 
 def _in_vain(history: Sequence[Ended]) -> int:
-    """Counts the latest restarts that have led to no progress."""
+    """Returns the number of restarts since the last run that has made progress."""
     best = 0
     count = 0
     for ended in history:

@@ -1,4 +1,8 @@
-"""`tfdist run --hosts`: starts the launchers of other hosts by ssh."""
+"""`tfdist run --hosts`: starts the launchers of several hosts by ssh.
+
+On each host, ssh starts the agent (`host_agent.py`), which reports that it is ready and receives
+its orders through ssh. If a host of the list is this machine, its agent is started without ssh.
+"""
 
 from __future__ import annotations
 
@@ -28,19 +32,21 @@ from tfdist._src.options import SIGNAL_BASE, Options, Variable
 from tfdist._version import __version__
 from tfdist.errors import LaunchError
 
-# Precedes the agent's report. Earlier output of the host's shell, such as a greeting, is ignored.
+# The text before the agent's report. The host's shell may print other text before it, such as a
+# greeting.
 MARK = "tfdist launcher "
 _MARK = b"\n" + MARK.encode()
 
 
 class ShownStream:
-    """Shows the output of one pipe.
+    """Copies the output of an agent from a pipe to this command's stdout or stderr.
 
     Args:
-        pipe: the pipe that delivers the output.
-        target: the descriptor that shows it.
-        prefix: the text before each line; None to show everything unchanged.
-        report: called with the agent's report, if it arrives on this pipe.
+        pipe: the pipe from which the output was read.
+        target: the file descriptor of stdout or stderr, to which the output is copied.
+        prefix: the text before each line; None to copy the output unchanged.
+        report: a function that is called with the agent's report, which is not copied; None if the
+            agent does not send its report through this pipe.
     """
 
     def __init__(
@@ -57,7 +63,14 @@ class ShownStream:
         self._before = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Shows received data, b"" at its end; returns the data without report and prefixes."""
+        """Copies data that was read from the pipe.
+
+        Args:
+            data: the data; b"" at the end of the pipe.
+
+        Returns:
+            The copied data, without the agent's report and without prefixes.
+        """
         ended = not data
         if self._report is not None:
             data = self._until_report(data)
@@ -70,7 +83,11 @@ class ShownStream:
         return data
 
     def _until_report(self, data: bytes) -> bytes:
-        """Holds data back until the report has arrived; then returns all data except the report."""
+        """Removes the agent's report from the data.
+
+        All data is held back, and b"" is returned, until the whole report has arrived. Then all
+        data up to now is returned, except for the report.
+        """
         assert self._report is not None
         self._before += data
         start = self._before.find(_MARK)
@@ -91,7 +108,7 @@ def _write(descriptor: int, data: bytes) -> None:
         while data:
             data = data[os.write(descriptor, data) :]
     except OSError:
-        pass  # The reader is gone; the job continues.
+        pass  # The reader of this command's output is gone. The job continues.
 
 
 _AGENT = "tfdist._src.launch.host_agent"
@@ -102,8 +119,8 @@ _OPTIONS = (
     "ConnectTimeout=30",
     "ServerAliveInterval=15",
     "ServerAliveCountMax=3",
-    # Override user settings for interactive use. A shared connection, for example, would outlive
-    # this command.
+    # Override settings in the user's ssh configuration that are meant for interactive use. For
+    # example, a shared connection would remain open after this command.
     "ControlMaster=no",
     "ControlPath=none",
     "ClearAllForwardings=yes",
@@ -111,23 +128,23 @@ _OPTIONS = (
 )
 _SSH_OPTIONS = ("-T", *(word for option in _OPTIONS for word in ("-o", option)))
 _READ_SIZE = 65536
-# The exit code of ssh when ssh itself fails, or loses the connection.
+# The exit code of ssh if ssh itself fails or loses the connection.
 SSH_FAILED = 255
 
 
 class RemoteHost:
-    """Starts the agent of one host, shows its output, and sends it orders.
+    """Starts the agent of one host, sends orders to the agent, and shows its output.
 
     Args:
         number: the host's number.
         host: the host.
-        ssh: the command that reaches another host, such as `("ssh", "-p", "2222")`.
-        task: the first message to the agent.
+        ssh: the ssh command with its options, such as `("ssh", "-p", "2222")`.
+        task: the first order to the agent. It contains the environment variables.
 
     Attributes:
-        description: the agent's report; empty until it arrives.
-        told: whether the launcher's arguments have been sent to the agent.
-        begun: the `time.monotonic()` at which the agent was started.
+        description: the agent's report; empty until the report arrives.
+        told: whether the arguments of the host's launcher have been sent to the agent.
+        begun: when the agent was started, as a time of `time.monotonic()`.
 
     Raises:
         LaunchError: ssh cannot be started.
@@ -183,11 +200,11 @@ class RemoteHost:
 
     @property
     def descriptors(self) -> list[int]:
-        """The descriptors to wait on before `read`."""
+        """The descriptors of the agent's output. When one of them is readable, call `read`."""
         return list(self._streams)
 
     def read(self, descriptor: int) -> None:
-        """Reads and shows arrived data."""
+        """Reads the output that has arrived at a descriptor, and shows it."""
         stream = self._streams[descriptor]
         data = os.read(descriptor, _READ_SIZE)
         shown = stream.feed(data)
@@ -198,40 +215,45 @@ class RemoteHost:
             del self._streams[descriptor]
 
     def order(self, arguments: Sequence[str]) -> None:
-        """Sends the agent the launcher's arguments."""
+        """Sends the second order to the agent: the arguments with which it runs the launcher."""
         self.told = True
         self._tell({"run": list(arguments)})
 
     def signal(self, number: signal.Signals) -> None:
-        """Signals the launcher; ends the agent if the launcher has not started."""
+        """Sends a signal to the launcher, or ends the agent if the launcher has not started."""
         if self.told:
             self._tell({"signal": int(number)})
         else:
             self.end()
 
     def end(self) -> None:
-        """Ends the connection, and thereby the processes on the host."""
+        """Ends the connection to the agent. The agent then ends all its processes on the host."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.close()
         except OSError:
-            pass  # It has ended.
-        if not self.description:  # The agent does not read its input yet.
+            pass  # The process has ended.
+        # Without a report, the agent may not run yet, so it would not notice the end of its input.
+        if not self.description:
             self._process.terminate()
 
     def kill(self) -> None:
-        """Kills ssh, or the agent on this machine."""
+        """Kills ssh; if the host is this machine, kills the agent itself."""
         self._process.kill()
         self._process.wait()
 
     def exit_code(self) -> int | None:
-        """Returns the exit code, once all output has been read; 255 if ssh lost the connection."""
+        """Returns the exit code of ssh, or of the agent if the host is this machine.
+
+        ssh exits with the agent's exit code, or with 255 if ssh itself fails or loses the
+        connection. None if the process is running, or not all of its output has been read.
+        """
         if self._streams:
             return None
         return self._process.poll()
 
     def why(self) -> str:
-        """Returns why the agent has not started, and the remedy, in one line."""
+        """Returns why the agent could not be started, and the remedy, in one line."""
         code = self._process.returncode
         words = " ".join(self._last_words) or f"exit code {code}"
         if self.local or code != SSH_FAILED:
@@ -246,7 +268,7 @@ class RemoteHost:
         return f"{self.name} cannot be reached: {words}"
 
     def beat(self) -> None:
-        """Sends the agent a sign of life."""
+        """Sends a sign of life to the agent, an empty line."""
         self._write(b"\n")
 
     def _report(self, line: str) -> None:
@@ -261,12 +283,16 @@ class RemoteHost:
             self._process.stdin.write(data)
             self._process.stdin.flush()
         except (OSError, ValueError):
-            pass  # The process has ended, which `exit_code` reports.
+            pass  # The process has ended. `exit_code` will tell the caller.
 
 
 def remote_command() -> str:
-    """Returns the shell command for the host: the same Python, in the same folder."""
-    # PYTHONPATH must be set before the agent can read the other variables.
+    """Returns the shell command that starts the agent on a host.
+
+    The command uses the same Python and the same folder as this process.
+    """
+    # PYTHONPATH is a part of the command, because Python needs it to find the agent. The agent
+    # receives the other variables only later.
     path = f"{_PATH}={os.environ[_PATH]}" if os.environ.get(_PATH) else ""
     words = ["env", path] if path else []
     words += [os.path.abspath(sys.executable), "-m", _AGENT]
@@ -274,7 +300,9 @@ def remote_command() -> str:
 
 
 def is_this_machine(host: ListedHost) -> bool:
-    """Whether ssh is unnecessary: the host is this machine, and no user is named.
+    """Returns whether a host is this machine, so that its agent can be started without ssh.
+
+    If the host is listed with a user name, ssh is necessary even on this machine.
 
     Example:
         >>> is_this_machine(ListedHost("localhost")), is_this_machine(ListedHost("ann@localhost"))
@@ -287,27 +315,35 @@ def is_this_machine(host: ListedHost) -> bool:
         return True
     try:
         found = {str(info[4][0]) for info in socket.getaddrinfo(name, None)}
-    except OSError:  # An alias that only ssh knows.
+    except OSError:  # The name may be an alias from ssh's configuration.
         return False
     own = set(local_addresses())
     return any(address in own or address.startswith("127.") for address in found)
 
 
-# The first and the longest delay, in seconds, before a lost host of an elastic job is dialed again.
+# If a host of an elastic job is lost, this command tries to reach it again after a delay. These are
+# the first and the longest delay, in seconds.
 _RETRY_SECONDS = (5.0, 60.0)
 _MAX_RETRIES = 8
-# Signals, output and exits wake this process; after this interval it also handles missed events.
+# Signals, output and exits of processes wake up this process. It also wakes up after this number of
+# seconds, to handle retries, time limits and events that it has missed.
 _CHECK_SECONDS = 1.0
-# The maximum wait for the launchers' end after a stop request; longer than their grace period.
+# How many seconds this command waits for the launchers to end. This is longer than the grace period
+# of their workers.
 _END_SECONDS = 60.0
-# The number of signs of life sent to a host in `TFDIST_HEARTBEAT_TIMEOUT` seconds. After this time
-# without a sign of life, the host ends its launcher.
+# How many signs of life this command sends to each host in `TFDIST_HEARTBEAT_TIMEOUT` seconds. If
+# none of them arrives in this time, the host ends its launcher.
 _BEATS = 6
 
 
 @dataclass(frozen=True)
 class _Retry:
-    """The time of the next attempt to reach a lost host, and the number of attempts."""
+    """When to try to reach a lost host again, and the number of the attempt.
+
+    Attributes:
+        due: the time of the attempt.
+        count: the number of the attempt, starting at 1.
+    """
 
     due: float = 0.0
     count: int = 0
@@ -318,16 +354,18 @@ class _Retry:
 
 
 class HostsJob:
-    """Starts, watches and restarts the launchers of all hosts.
+    """Starts the launchers of all hosts, and waits until they have ended.
+
+    In an elastic job, the launcher of a lost host is started again.
 
     Args:
         options: the options of the command.
-        ssh: the command that reaches other hosts.
-        task: the first message to each agent.
+        ssh: the ssh command with its options.
+        task: the first order to each agent. It contains the environment variables.
         signals: the signals that this process receives.
-        timeout: seconds in which a host must answer.
-        silence: seconds without a sign of life from this process after which a host ends its
-            launcher.
+        timeout: the number of seconds in which the agent of each host must send its report.
+        silence: the number of seconds after which a host ends its launcher if it receives no sign
+            of life from this process.
     """
 
     def __init__(
@@ -355,7 +393,7 @@ class HostsJob:
         self._interrupted = False
 
     def start(self) -> None:
-        """Connects to all hosts, and sends each host the arguments of its launcher."""
+        """Starts the agents of all hosts, and sends each agent the arguments of its launcher."""
         deadline = Deadline(self._timeout)
         for number, listed in enumerate(self._options.hosts):
             self._running[number] = RemoteHost(number, listed, self._ssh, self._task)
@@ -390,7 +428,11 @@ class HostsJob:
         return self._code()
 
     def end(self) -> None:
-        """Ends running launchers, and waits for them unless a signal arrives."""
+        """Ends the launchers that are still running.
+
+        This method waits until they have ended. If a signal or the time limit ends the wait, the
+        remaining ssh processes are killed.
+        """
         for host in self._running.values():
             host.end()
         deadline = time.monotonic() + _END_SECONDS
@@ -401,7 +443,10 @@ class HostsJob:
             host.kill()
 
     def _pass_on(self, number: signal.Signals) -> None:
-        """Signals the launchers, or only host 0's launcher if it informs the others."""
+        """Passes on a signal to the launchers.
+
+        The signal is sent only to the launcher of host 0 if this launcher informs the others.
+        """
         gentle = number == signal.SIGINT and not self._interrupted
         hosts = list(self._running.values())
         if gentle or not self._options.elastic:
@@ -417,7 +462,10 @@ class HostsJob:
         host.order(launcher_arguments(self._options, host.number, self._rendezvous))
 
     def _wait(self, seconds: float) -> None:
-        """Waits for a signal or for output, and shows the output."""
+        """Waits for a signal or for output of the hosts, and shows the output.
+
+        Also sends the signs of life to the hosts when they are due.
+        """
         now = time.monotonic()
         if now >= self._next_beat:
             self._next_beat = now + self._beat_seconds
@@ -434,14 +482,15 @@ class HostsJob:
                 sources[descriptor].read(descriptor)
 
     def _meeting_place(self) -> str:
-        """Returns the launchers' rendezvous address on host 0."""
+        """Returns the address on host 0 at which the launchers meet; "" if there is one host."""
         if len(self._options.hosts) == 1:
             return ""  # A single host needs no rendezvous.
         if self._options.rendezvous is not None:
             host, port = self._options.rendezvous
         else:
             first, second = self._running[0], self._running[1]
-            # Host 0's address as host 1 sees it, or, if host 0 is remote, as this command sees it.
+            # If host 0 is this machine, use the address from which host 1 sees the ssh connection.
+            # Otherwise, use the address at which ssh has connected to host 0.
             seen = second.description["client"] if first.local else first.description["server"]
             host = seen or self._options.hosts[0].address
             port = first.description["port"]
@@ -453,7 +502,8 @@ class HostsJob:
             if code is None:
                 continue
             del self._running[number]
-            lost = not host.local and (code == SSH_FAILED or code < 0)  # or ssh was killed
+            # A negative code means that a signal has killed ssh.
+            lost = not host.local and (code == SSH_FAILED or code < 0)
             if lost and host.told:
                 logger.warning(f"the connection to {host.name} is lost")
             now = time.monotonic()
@@ -466,9 +516,10 @@ class HostsJob:
                 self._retries[number] = (retry or _Retry()).next(now)
 
     def _retry(self) -> None:
-        """Reaches lost hosts of an elastic job again; host 0 admits their launchers."""
+        """Starts the agents of lost hosts again if this is due; host 0 admits their launchers."""
         now = time.monotonic()
-        if self._stopped or 0 not in self._running:  # The job is ending, or host 0 is gone.
+        # If the job is ending or host 0 is gone, lost hosts can no longer join the job.
+        if self._stopped or 0 not in self._running:
             for host in self._running.values():
                 if not host.told:
                     host.end()
@@ -490,7 +541,10 @@ class HostsJob:
                 self._order(host)
 
     def _give_up(self) -> None:
-        """Ends launchers that keep waiting for a failed launcher."""
+        """Ends the remaining launchers if they do not end by themselves after a launcher failed.
+
+        They may be waiting for the failed launcher. The launchers of an elastic job are not ended.
+        """
         if self._options.elastic or self._failed_at is None:
             return
         if time.monotonic() > self._failed_at + _END_SECONDS:
@@ -498,11 +552,13 @@ class HostsJob:
                 host.end()
 
     def _code(self) -> int:
-        """Returns the exit code of the first launcher that failed; 0 if all succeeded.
+        """Returns the exit code of the job.
 
-        An elastic job succeeds if any launcher succeeds.
+        This is the exit code of the first launcher that failed, or 0 if all launchers succeeded. An
+        elastic job succeeds if any launcher succeeds. If no launcher has ended normally, the exit
+        code is 1.
         """
-        codes = list(self._codes.values())  # in the order of their ends
+        codes = list(self._codes.values())  # In the order in which the launchers have ended.
         if not codes:
             return 1
         if self._options.elastic and 0 in codes:
@@ -511,7 +567,10 @@ class HostsJob:
 
 
 def _problem(host: RemoteHost) -> str:
-    """Returns why a host cannot join the job, and the remedy, in one line; "" if not known."""
+    """Returns why a host cannot join the job, and the remedy, in one line.
+
+    "" if no problem is known.
+    """
     if host.exit_code() is not None:
         return host.why()
     version = host.description.get("version", __version__)
@@ -529,7 +588,8 @@ def launcher_arguments(options: RunOptions, number: int, rendezvous: str) -> lis
     Args:
         options: the options of the command.
         number: the host's number.
-        rendezvous: the launchers' rendezvous address, if there are several hosts.
+        rendezvous: the address on host 0 at which the launchers meet; unused if there is only one
+            host.
     """
     workers = options.hosts[number].workers
     own = ["-n", "auto" if workers is None else str(workers)]
@@ -540,7 +600,7 @@ def launcher_arguments(options: RunOptions, number: int, rendezvous: str) -> lis
 
 
 def joined(host: str, port: int) -> str:
-    """Returns `"host:port"`, with an IPv6 host in brackets.
+    """Returns `"host:port"`. If the host is an IPv6 address, it is in brackets.
 
     Example:
         >>> joined("fd00::1", 29400)
@@ -550,16 +610,18 @@ def joined(host: str, port: int) -> str:
 
 
 def run_on_hosts(options: RunOptions) -> int:
-    """Runs the launchers of all hosts until they have ended.
+    """Starts the launchers of all hosts, and waits until they have ended.
+
+    With `--dry-run`, only prints how they would be started.
 
     Args:
-        options: the options of the command, with `hosts`.
+        options: the options of the command; `hosts` must not be empty.
 
     Returns:
-        The job's exit code, as the launchers report it.
+        The job's exit code, from the exit codes of the launchers.
 
     Raises:
-        LaunchError: a host cannot be reached, or is incompatible.
+        LaunchError: an option is invalid, or a host cannot be reached or is incompatible.
     """
     try:
         ssh = _split(options.ssh)

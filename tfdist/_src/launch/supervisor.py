@@ -1,4 +1,4 @@
-"""The event loop for the workers of one host; a policy decides how to react to failures."""
+"""The event loop of the launcher, which runs the workers of one host."""
 
 import math
 import select
@@ -26,26 +26,26 @@ from tfdist._src.launch.job.worker import ProgressMemory, Watchdog, WorkerPlan, 
 from tfdist._src.options import InternalVariable, Variable
 from tfdist.errors import LaunchError
 
-# The interval of checks on unauthenticated connections, while any exist.
+# While there are unauthenticated connections, the supervisor checks them at this interval.
 _BUSY_SECONDS = 0.5
 # A new file's modification time may be slightly earlier than the current time.
 _CLOCK_SECONDS = 1.0
 
 
 class Supervisor:
-    """Runs the workers of one host until the policy ends the command.
+    """Runs the workers of one host until the restart policy ends the command.
 
     Args:
-        policy: decides how to react to events.
-        plan: returns the plans of this host's workers for the addresses of all workers; an empty
-            sequence means the initial addresses.
+        policy: decides how to react to events, such as the failure of a worker.
+        plan: a function that returns the plans of this host's workers. Its argument is the sequence
+            of the addresses of all workers; empty if they have not changed since the start.
         environment: the environment that the workers inherit.
         output: routes the workers' output.
-        flight_dir: the folder for the workers' flight logs.
-        hosts: the other hosts.
+        flight_dir: the folder in which the workers write their flight logs.
+        hosts: the connections to the other hosts.
         host: this host's number.
         watchdog: kills the workers if this process dies.
-        spares: processes that become replacements.
+        spares: the warm spares that can become replacements.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Supervisor:
         """Starts the workers and returns when the policy ends the command.
 
         Raises:
-            LaunchError: a worker other than a replacement cannot be started.
+            LaunchError: a worker cannot be started, and is not a replacement.
         """
         with Signals() as signals:
             try:
@@ -106,7 +106,7 @@ class Supervisor:
         return self._end
 
     def _execute(self, now: float) -> None:
-        """Executes the policy's actions, and maintains the spares while the policy needs them."""
+        """Executes the policy's actions, and starts or ends spares as the policy needs them."""
         while actions := self._policy.take():
             for action in actions:
                 self._act(action, now)
@@ -162,7 +162,7 @@ class Supervisor:
             self._policy.advance(now)
 
     def _started(self, start: restart_policy.Start) -> WorkerProcess:
-        """Starts a worker; uses a spare for a replacement, if one is available."""
+        """Starts a worker. If the worker is a replacement, uses a spare if there is one."""
         rank, line = start.rank, mark(start.rank, start.replacement) if start.replacement else ""
         plan = next(one for one in self._plan(self._policy.addresses) if one.rank == rank)
         self._progress[rank] = memory = ProgressMemory()
@@ -173,12 +173,13 @@ class Supervisor:
                 try:
                     return spare.become({**environment, **plan.settings}, streams)
                 except OSError:
-                    spare.process.end()  # The spare has just died.
+                    # The spare cannot take the task, probably because it has just died.
+                    spare.process.end()
                     spare.close()
             return WorkerProcess(plan, environment, streams, self._watchdog)
 
     def _wait(self, signals: Signals) -> None:
-        """Waits for an event or for the next due time."""
+        """Waits until there is an event, or until the next action is due."""
         poll = select.poll()
         poll.register(signals, select.POLLIN)
         self._output.register(poll)
@@ -208,7 +209,10 @@ class Supervisor:
         self._hosts.testify()
 
     def _reap(self, now: float) -> None:
-        """Handles exited workers, and gives up workers that survive SIGKILL."""
+        """Tells the policy which workers have exited.
+
+        A worker that is still running some time after SIGKILL counts as exited, too.
+        """
         stuck = {}
         for rank, worker in list(self._running.items()):
             status = worker.exit_code()
@@ -242,7 +246,7 @@ class Supervisor:
         self._policy.exited(rank, failure, now, stuck)
 
     def _look(self, now: float) -> None:
-        """Informs the policy about first steps of replacements, and about suspended workers."""
+        """Tells the policy which replacements have trained, and which workers are suspended."""
         for rank in self._policy.joining:
             if rank in self._progress and self._progress[rank].read().steps:
                 self._policy.trained(rank)
@@ -257,7 +261,7 @@ class Supervisor:
                 self._running[rank].signal(number)
 
     def _show(self, failure: Failure | None) -> None:
-        """Prints a failure, and the command that shows what the workers were doing."""
+        """Prints a failure, and the command that explains the flight logs, if there are any."""
         if failure is not None:
             text = describe(failure, self._host, self._output.written())
             logger.error(text, extra=BELOW_OUTPUT)
@@ -268,7 +272,7 @@ class Supervisor:
 
 
 def _readable(descriptors: Mapping[int, int]) -> list[int]:
-    """Returns the keys of the descriptors that can be read without blocking."""
+    """Returns the keys of `descriptors`, each of a descriptor that can be read without blocking."""
     poll = select.poll()
     keys = {}
     for key, descriptor in descriptors.items():

@@ -1,4 +1,4 @@
-"""`tfdist build`: compiles the native collectives ahead of time, for images and wheels."""
+"""`tfdist build`: compiles the native collectives in advance, for container images and wheels."""
 
 import argparse
 import time
@@ -21,8 +21,8 @@ def main(arguments: Sequence[str]) -> int:
         0.
 
     Raises:
-        NativeUnavailableError: the collectives cannot be compiled here.
-        LaunchError: a setting is invalid.
+        NativeUnavailableError: the collectives cannot be compiled on this host.
+        LaunchError: an environment variable of tfdist is invalid.
         SystemExit: on a usage error (code 2), or after printing the help (code 0).
     """
     values = _parse(arguments)

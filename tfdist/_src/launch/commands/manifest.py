@@ -11,7 +11,8 @@ from tfdist._src.cluster.auth.handshake import new_secret
 from tfdist._src.launch.console import OneLineParser, count, typed
 from tfdist._src.options import PREEMPTED, InternalVariable, Variable
 
-# Pods are named after the job, and a label has at most 63 characters.
+# The name of a pod begins with the job's name. It is also a DNS label, which has at most 63
+# characters.
 _MAX_NAME = 45
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
@@ -22,7 +23,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True)
 class Volume:
-    """A persistent volume claim, and its path in the pods."""
+    """A persistent volume claim, and the path at which the pods mount the volume."""
 
     claim: str
     path: str
@@ -33,22 +34,24 @@ class ManifestOptions:
     """The options of `tfdist manifest`; see the help text for their meaning.
 
     Attributes:
-        name: the name of the job, its service and its Secret.
+        name: the name of the job, and also of its service and its Secret.
         image: the container image.
         command: the command that each worker runs.
         workers: the number of workers, one per pod.
-        kind: the kind of the job's object: "job", "jobset" or "tfjob".
-        namespace: the namespace; "" for the current context's.
+        kind: the kind of Kubernetes object that runs the job: "job", "jobset" or "tfjob".
+        namespace: the Kubernetes namespace; "" for the namespace of kubectl's current context.
         gpus: the number of GPUs of each worker.
-        cpus: the processors of each worker, as a Kubernetes quantity; "" to request none.
-        memory: the memory of each worker, as a Kubernetes quantity; "" to request none.
-        max_restarts: the maximum number of restarts of each worker, or with a JobSet, of the job.
-        grace: seconds between SIGTERM and SIGKILL.
-        start_timeout: the maximum seconds until all pods have started.
-        elastic: whether workers may join and leave.
+        cpus: the number of CPUs of each worker, as a Kubernetes quantity; "" to request no number.
+        memory: the memory of each worker, as a Kubernetes quantity; "" to request no amount.
+        max_restarts: the maximum number of restarts after failures. It applies to each worker; with
+            a JobSet, it applies to the whole job.
+        grace: the number of seconds between SIGTERM and SIGKILL when Kubernetes stops a pod.
+        start_timeout: the number of seconds in which all pods must start. The time begins when the
+            first worker has created its strategy.
+        elastic: whether workers may join and leave the running job.
         probes: whether Kubernetes checks that the workers respond.
         volumes: the volumes that the pods mount.
-        variables: additional variables, name and value.
+        variables: additional environment variables of the workers, as pairs of name and value.
     """
 
     name: str
@@ -74,7 +77,7 @@ def parse(arguments: Sequence[str], kinds: Sequence[str]) -> ManifestOptions:
 
     Args:
         arguments: the command line, without `tfdist manifest`.
-        kinds: the values of `--kind`; the first one is the default.
+        kinds: the valid values of `--kind`; the first value is the default.
 
     Raises:
         SystemExit: on a usage error (code 2), or after printing the help (code 0).
@@ -240,16 +243,20 @@ def _variable(text: str) -> tuple[str, str]:
     return name, value
 
 
-# Strings that every YAML parser reads as strings, except for the words below.
+# Without quotes, every YAML parser reads a text of this form as a string, unless the text is one of
+# the words below.
 _PLAIN = re.compile(r"[A-Za-z/][-A-Za-z0-9_./]*")
 _WORDS = frozenset(["y", "n", "yes", "no", "on", "off", "true", "false", "null"])
 
 
 def to_yaml(value: Any, indent: int = 0) -> str:
-    """Formats mappings and lists in YAML's block style; quotes strings as in JSON if necessary.
+    """Formats a value in YAML's block style.
+
+    Strings that YAML parsers might read as another type are quoted, as in JSON.
 
     Args:
-        value: dicts with string keys, lists, strings, integers and booleans.
+        value: a dict or a list. It may contain dicts with string keys, lists, strings, integers and
+            booleans.
         indent: the number of spaces before each line.
 
     Example:
@@ -287,25 +294,27 @@ def _scalar(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-# The port of each worker, as in TFJob's convention.
+# The port of each worker. TFJob uses the same port by convention.
 PORT = 2222
 _METRICS_PORT = 9400
 _INSTANCE_LABEL = "app.kubernetes.io/instance"
 _PROBE_SECONDS = 10
-# Seconds in which a pod must import TensorFlow, prepare its data and create its strategy.
+# The number of seconds in which a pod must import TensorFlow and prepare its data, before it starts
+# to create its strategy.
 _BEFORE_STRATEGY = 600
-# A worker that traces a large model answers slowly; a stopped worker never answers.
+# The liveness probe must tolerate a worker that answers slowly while it traces a large model, and
+# must detect a worker that is stopped (SIGSTOP), which never answers.
 _LIVENESS = {"periodSeconds": 30, "timeoutSeconds": 20, "failureThreshold": 5}
 
 
 def metadata(options: ManifestOptions) -> dict[str, Any]:
-    """Returns the metadata of each object."""
+    """Returns the metadata that all objects of the job have in common."""
     place = {"namespace": options.namespace} if options.namespace else {}
     return {"name": options.name, **place, "labels": labels(options)}
 
 
 def labels(options: ManifestOptions) -> dict[str, str]:
-    """Returns the labels of all objects; the service uses them to select the pods."""
+    """Returns the labels of all objects of the job; the service selects the pods by a label."""
     return {"app.kubernetes.io/managed-by": "tfdist", _INSTANCE_LABEL: options.name}
 
 
@@ -320,7 +329,10 @@ def secret(options: ManifestOptions) -> dict[str, Any]:
 
 
 def service(options: ManifestOptions) -> dict[str, Any]:
-    """Returns the headless service, which resolves the pods' names even before they are ready."""
+    """Returns the headless service, which makes the pods' DNS names resolve.
+
+    The names resolve even before the pods are ready.
+    """
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -341,9 +353,9 @@ def pod_spec(
 
     Args:
         options: the options of the command.
-        variables: environment variables specific to the kind.
-        container: the name of its container.
-        port: the name of its port.
+        variables: the environment variables that this kind of job needs, by name.
+        container: the name of the pod's container.
+        port: the name of the container's port for the other workers.
     """
     given = {
         **variables,
@@ -367,15 +379,17 @@ def pod_spec(
     if options.probes:
         worker["ports"].append({"name": "metrics", "containerPort": _METRICS_PORT})
         asked = {"httpGet": {"path": "/metrics", "port": "metrics"}}
-        # Metrics are available once the strategy has connected to the other workers.
+        # The probes query the metrics, which a worker serves once its strategy has connected to
+        # the other workers.
         patience = (_BEFORE_STRATEGY + options.start_timeout) // _PROBE_SECONDS
         startup = {"periodSeconds": _PROBE_SECONDS, "failureThreshold": patience}
         worker["startupProbe"] = {**asked, **startup}
         worker["livenessProbe"] = {**asked, **_LIVENESS}
     spec = {
-        # Otherwise Python would be PID 1, and ignore SIGTERM by default.
+        # Otherwise Python would be the process with PID 1, which ignores SIGTERM by default.
         "shareProcessNamespace": True,
-        # Otherwise a service with the name tfdist-metrics would set TFDIST_METRICS_PORT.
+        # Otherwise Kubernetes would set variables for each service of the namespace. For a service
+        # with the name tfdist-metrics, this would be TFDIST_METRICS_PORT.
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": options.grace,
         "containers": [worker],
@@ -394,7 +408,10 @@ def pod_spec(
 
 
 def _metrics_address() -> list[dict[str, Any]]:
-    """Serves metrics at the pod's address, which Kubernetes queries, instead of at loopback."""
+    """Returns the environment variable that makes a worker serve its metrics at the pod's address.
+
+    By default, a worker serves its metrics at the loopback address, which the probes cannot reach.
+    """
     own = {"fieldRef": {"fieldPath": "status.podIP"}}
     return [{"name": Variable.METRICS_HOST, "valueFrom": own}]
 
@@ -415,10 +432,11 @@ _USAGE_ERROR = 2
 
 
 def indexed_job(options: ManifestOptions) -> list[dict[str, Any]]:
-    """Returns the objects to apply.
+    """Returns the Kubernetes objects of a job of the kind "job", an Indexed Job.
 
-    A preempted pod does not count as a failure, and a usage error ends the job. Without `elastic`,
-    workers that lose a peer also fail; all workers are then restarted and reconnect.
+    The preemption of a pod does not count as a failure of its worker, and a usage error ends the
+    job. If the job is not elastic, all workers that lose a peer fail too. Kubernetes then restarts
+    all workers, and they connect again.
     """
     rules = [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
@@ -443,7 +461,7 @@ def indexed_job(options: ManifestOptions) -> list[dict[str, Any]]:
 
 
 def indexed(options: ManifestOptions) -> dict[str, Any]:
-    """Returns the fields that make a job an indexed job."""
+    """Returns the fields that make a Kubernetes Job an Indexed Job with one pod per worker."""
     return {
         "completionMode": "Indexed",
         "completions": options.workers,
@@ -452,7 +470,11 @@ def indexed(options: ManifestOptions) -> dict[str, Any]:
 
 
 def template(options: ManifestOptions) -> dict[str, Any]:
-    """Returns a worker's pod template; the pod finds the others through the service."""
+    """Returns the template of the workers' pods.
+
+    The environment variables in the template let a worker find the other workers through the
+    service.
+    """
     variables = {Variable.WORKERS: str(options.workers), Variable.SERVICE: options.name}
     if options.elastic:
         variables[InternalVariable.ELASTIC] = "1"
@@ -465,7 +487,8 @@ def _on_exit_code(action: str, code: int) -> dict[str, Any]:
     return {"action": action, "onExitCodes": {"operator": "In", "values": [code]}}
 
 
-# With these rules, the child Job reports that a worker was preempted.
+# These rules make the JobSet's child Job fail with the reason PodFailurePolicy if a worker was
+# preempted. The JobSet then restarts without counting the restart.
 _PREEMPTED_RULES = [
     {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
     {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [PREEMPTED]}},
@@ -473,7 +496,10 @@ _PREEMPTED_RULES = [
 
 
 def jobset(options: ManifestOptions) -> list[dict[str, Any]]:
-    """Returns the objects to apply; the JobSet creates its own service."""
+    """Returns the Kubernetes objects of a job of the kind "jobset".
+
+    There is no service among them, because the JobSet creates its own service.
+    """
     ignored = {
         "name": "preempted",
         "action": "RestartJobSetAndIgnoreMaxRestarts",
@@ -504,12 +530,13 @@ def jobset(options: ManifestOptions) -> list[dict[str, Any]]:
 
 
 def tfjob(options: ManifestOptions) -> list[dict[str, Any]]:
-    """Returns the objects to apply; the operator creates the services.
+    """Returns the Kubernetes objects of a job of the kind "tfjob".
 
-    The restart policy is not `ExitCode`, because that policy would not restart a preempted worker,
+    There is no service among them, because Kubeflow's training operator creates the services. The
+    restart policy is not `ExitCode`, because this policy would not restart a preempted worker,
     which exits with code 75.
     """
-    # The operator prescribes both names.
+    # The training operator prescribes the names of the container and of the port.
     spec = pod_spec(options, {}, container="tensorflow", port="tfjob-port")
     worker = {
         "replicas": options.workers,
@@ -522,7 +549,7 @@ def tfjob(options: ManifestOptions) -> list[dict[str, Any]]:
         "metadata": metadata(options),
         "spec": {
             "runPolicy": {
-                # All workers fail together, and the operator counts the failure of each worker.
+                # If one worker fails, all workers fail, and the operator counts each failure.
                 "backoffLimit": options.max_restarts * options.workers + 1,
                 "cleanPodPolicy": "Running",
             },

@@ -1,4 +1,4 @@
-"""`tfdist pipeline`: simulates and compares pipeline schedules before any training."""
+"""`tfdist pipeline`: simulates pipeline schedules, to compare them without training a model."""
 
 import argparse
 from collections.abc import Iterator, Sequence
@@ -68,7 +68,7 @@ def _simulated(
     try:
         schedule = make_schedule(name, ranks, microbatches, virtual_stages, costs)
     except ValueError:
-        # The schedule has a fixed number of stages.
+        # The schedule does not support `virtual_stages`, so use its own number of stages.
         schedule = make_schedule(name, ranks, microbatches, costs=costs)
     return simulate(schedule, costs)
 

@@ -46,9 +46,10 @@ def main(arguments: Sequence[str]) -> int:
         arguments: the command line, without `tfdist run`.
 
     Returns:
-        0 if all workers succeeded, otherwise the exit code of the first worker that failed, or 128
-        plus the number of the signal that killed it or stopped this command; 75 if the workers were
-        asked to stop and have saved their state.
+        The exit code: 0 if all workers succeeded, or 75 if the workers were asked to stop and have
+        saved their state. Otherwise, it is the exit code of the first worker that failed. If a
+        signal killed this worker or stopped this command, the exit code is 128 plus the number of
+        the signal.
 
     Raises:
         LaunchError: the workers could not be started.
@@ -96,7 +97,8 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     check_syntax(options.command)
     _build_native()
-    # The watchdog is forked before this process opens descriptors that it must not inherit.
+    # The watchdog is a fork of this process. It is started first, so that it does not inherit the
+    # file descriptors that this process opens later.
     watchdog = Watchdog()
     try:
         avoid = options.rendezvous[1] if options.rendezvous else None
@@ -126,7 +128,11 @@ def _rendezvous(options: RunOptions, ports: tuple[int, ...]) -> Rendezvous:
 
 
 def _dry_run_rendezvous(options: RunOptions, count: int) -> Rendezvous:
-    """Returns a rendezvous for --dry-run: with currently free ports, without contacting hosts."""
+    """Returns the rendezvous that `--dry-run` shows, without contacting the other hosts.
+
+    For a job on this host only, the ports are ports that are free now. For a job on several hosts,
+    the addresses are placeholders such as `HOST1:PORT0`.
+    """
     if options.nnodes == 1:
         with Reservation(count) as reservation:
             return _rendezvous(options, reservation.ports)
@@ -139,9 +145,10 @@ def _dry_run_rendezvous(options: RunOptions, count: int) -> Rendezvous:
 
 
 def _build_native() -> None:
-    """Compiles the native collectives once, before the workers start, unless they are disabled.
+    """Compiles the native collectives, unless they are disabled or already compiled.
 
-    A failure is only a warning: the workers can use TensorFlow's collectives.
+    The launcher compiles them so that its workers do not all have to do so. If the compilation
+    fails, the launcher only logs a warning, because the workers can use TensorFlow's collectives.
     """
     try:
         options = NativeOptions.from_environment()
@@ -164,12 +171,12 @@ def _print_metrics(rendezvous: Rendezvous, plans: Sequence[WorkerPlan]) -> None:
 def describe_metrics(
     environment: Mapping[str, str], addresses: Sequence[str], ranks: Sequence[int]
 ) -> str:
-    """Describes the addresses of the metrics; "" if none are served.
+    """Describes where the workers serve their metrics; "" if they serve none.
 
     Args:
-        environment: the variables of the workers.
+        environment: the environment variables of the workers.
         addresses: `"host:port"` of every worker of the job, in rank order.
-        ranks: this host's workers.
+        ranks: the ranks of this host's workers.
 
     Example:
         >>> describe_metrics({"TFDIST_METRICS_PORT": "9400"}, ["a:1", "a:2"], [0, 1])
@@ -177,7 +184,7 @@ def describe_metrics(
     """
     try:
         options = Options.from_environment(dict(environment))
-    except ValueError:  # The workers report the invalid variable.
+    except ValueError:  # The workers report which environment variable is invalid.
         return ""
     if not options.metrics_port:
         return ""
@@ -196,22 +203,27 @@ def _supervise(
     watchdog: Watchdog,
     witness_port: int | None,
 ) -> int:
-    """Runs the workers of this host, and reports the end of the job.
+    """Runs the workers of this host, and prints how the job has ended.
 
     Args:
         options: the options of the command.
-        rendezvous: the result of the rendezvous of the hosts.
-        plan: returns the plans of this host's workers; by default for the rendezvous's addresses.
+        rendezvous: the result of the hosts' rendezvous.
+        plan: a function that returns the plans of this host's workers. Its argument is the sequence
+            of the addresses of all workers; by default, the addresses in `rendezvous`.
         gpus: the GPUs that this host's workers may use.
         watchdog: kills the workers if this process dies.
-        witness_port: a reserved port at which the workers of other hosts ask whether a worker of
-            this host is dead; None if there are no such hosts.
+        witness_port: a reserved port on which this process listens. The workers of other hosts
+            connect to it to ask whether a worker of this host is dead. None if the job is not
+            elastic or has no other hosts.
+
+    Returns:
+        The exit code of the command.
     """
     plans = plan()
     _print_metrics(rendezvous, plans)
     output = Output(options.output, options.log_dir)
     flight_dir = Path(os.environ.get(Variable.FLIGHT_DIR) or output.directory)
-    # The secret is not part of the plan's settings, because --dry-run prints these.
+    # The secret is not in the settings of the plans, because --dry-run prints these settings.
     environment = {**os.environ, Variable.SECRET: rendezvous.secret}
     witness = None
     if witness_port is not None:
@@ -264,7 +276,7 @@ def _policy(options: RunOptions, rendezvous: Rendezvous, ranks: Sequence[int]) -
         return RestartAll(*place, limit=limit, now=now, new_secret=secret)
     try:
         timeouts = Options.from_environment()
-    except ValueError:  # The workers report the invalid variable.
+    except ValueError:  # The workers report which environment variable is invalid.
         timeouts = Options()
     return RestartOne(
         *place,
@@ -279,7 +291,11 @@ def _policy(options: RunOptions, rendezvous: Rendezvous, ranks: Sequence[int]) -
 def _witness(
     rendezvous: Rendezvous, port: int, environment: Mapping[str, str]
 ) -> LivenessServer | None:
-    """Starts the service that tells other hosts which workers of this host are dead."""
+    """Starts the service that tells the workers of other hosts which workers of this host are dead.
+
+    Returns:
+        The service; None if it cannot be started. The job can run without the service.
+    """
     host, _, _ = rendezvous.addresses[rendezvous.first].rpartition(":")
     try:
         return LivenessServer(f"{host}:{port}", Options.from_environment(dict(environment)), warn)

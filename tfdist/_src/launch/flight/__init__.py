@@ -1,1 +1,1 @@
-"""Reads the flight logs that workers write when a collective fails or stalls, and explains them."""
+"""Reads and explains the flight logs, which workers write when a collective fails or stalls."""

@@ -1,4 +1,4 @@
-"""Derives findings from merged logs."""
+"""Finds out from the merged flight logs of a job why the job failed or hangs."""
 
 import re
 from collections import defaultdict
@@ -40,18 +40,19 @@ _MAX_FRAMES = 3
 
 
 def user_frames(stacks: str, program: str) -> tuple[str, ...]:
-    """Returns the innermost calls of the main thread outside libraries.
+    """Returns the innermost calls of user code in the main thread.
 
     Args:
         stacks: the stacks of all threads, as faulthandler prints them.
-        program: the name of the script; its frames count as user code in any folder.
+        program: the file name of the script. The script's frames count as user code even if the
+            script is in the folder of a library.
 
     Returns:
-        Up to three calls, innermost first, such as `"load (/app/data.py:12)"`. If the thread has
-        frames of libraries only, its innermost calls.
+        Up to three calls, innermost first, such as `"load (/app/data.py:12)"`. If the main thread
+        has no frames of user code, its innermost calls in libraries are returned instead.
     """
     threads = [_FRAME.findall(text) for text in _THREAD.split(stacks)[1:]]
-    # The main thread runs the script, and Python prints it last.
+    # The main thread is the thread that runs the script. faulthandler prints it last.
     last = threads[-1] if threads else []
     main = next((frames for frames in reversed(threads) if _runs_script(frames)), last)
     own = [frame for frame in main if Path(frame[0]).name == program or not _is_library(frame[0])]
@@ -69,7 +70,7 @@ def _is_library(file: str) -> bool:
 
 
 def last(member: Member, record: Record) -> LastOperation:
-    """Describes a recorded operation in its state at the end of the log."""
+    """Returns a recorded operation, with its state at the time when the log was written."""
     state = "failed" if record.failed else "ended" if record.ended_ns else "waiting"
     time = record.ended_ns or record.begun_ns
     operation = Operation(record.what, member.communicator.name, record.sequence)
@@ -79,7 +80,7 @@ def last(member: Member, record: Record) -> LastOperation:
 
 
 def states(job: Job) -> tuple[State, ...]:
-    """Returns the state of each worker that has a log, by rank."""
+    """Returns the state of each worker that has a log, in rank order."""
     return tuple(_state(worker, job.workers[0]) for worker in job.workers)
 
 
@@ -112,26 +113,29 @@ def _last(worker: Worker) -> tuple[LastOperation, ...]:
     return tuple(sorted(ended, key=lambda one: -one.time)[:1])
 
 
-# A shorter operation may still be making progress, unless it has failed.
+# If members have been in an operation for less than this time, it may still be making progress.
 _LONG_NS = 1_000_000_000
 _OTHER_SIDE = {"send": "receive", "receive": "send"}
 
 
 @dataclass(frozen=True)
 class Wait:
-    """An operation that has failed, or that members have joined but not completed.
+    """An operation that has failed, or that some members have joined but not completed.
+
+    The times `since` and `until` are in nanoseconds of shared time (see `Clock`).
 
     Attributes:
         group: the group that the operation belongs to.
-        record: the record of the member that began first.
-        waiting: the members that had joined.
-        absent: the ranks that had not joined, each with the number of nanoseconds after `since` for
-            which the logs show its absence.
-        late: the absent ranks that joined after the operation had failed on another rank.
-        unclear: the ranks that may or may not have joined, since the logs do not show it.
-        since: when the first member began, in shared time.
-        until: when the last member failed, or its log was written.
-        has_failed: whether it failed on any member.
+        record: the operation's record in the log of the member that began first.
+        waiting: the members that had joined the operation.
+        absent: maps each rank that had not joined the operation to a number of nanoseconds: the
+            logs show that the rank had not joined this long after `since`.
+        late: the ranks in `absent` that joined after the operation had failed on another rank.
+        unclear: the ranks for which the logs do not show whether they had joined the operation.
+        since: when the first member began the operation.
+        until: the latest time at which a member was in the operation. This is when the operation
+            failed on the member, or when the member's log was written.
+        has_failed: whether the operation has failed on any member.
     """
 
     group: Group
@@ -146,7 +150,7 @@ class Wait:
 
 
 def find_waits(group: Group) -> Iterator[Wait]:
-    """Finds failed operations, and operations that members have waited in for at least 1 s."""
+    """Finds operations that have failed, or in which members have waited for at least 1 second."""
     inside: dict[int, list[tuple[Member, Record]]] = defaultdict(list)
     for member in group.members.values():
         record = member.current
@@ -187,7 +191,7 @@ def _collective(group: Group, inside: list[tuple[Member, Record]]) -> Iterator[W
 
 
 def _late(inside: list[tuple[Member, Record]]) -> frozenset[int]:
-    """Returns the ranks that began a collective after it had failed elsewhere."""
+    """Returns the ranks that began a collective after it had failed on another rank."""
     failed = [(member, record) for member, record in inside if record.failed]
     if not failed:
         return frozenset()
@@ -201,11 +205,18 @@ def _late(inside: list[tuple[Member, Record]]) -> frozenset[int]:
 
 
 def _seen_outside(group: Group, rank: int, first: Member) -> tuple[int, int]:
-    """Returns the latest time at which a rank had not joined the operation of `first`.
+    """Returns the latest time at which the logs show what a rank was doing, in shared time.
+
+    The caller has found that the rank had not joined a collective by then.
+
+    Args:
+        group: the group of the collective.
+        rank: the rank that had not joined.
+        first: the member that began the collective first. The error of its clock also counts.
 
     Returns:
-        The time that is certain despite the error of the clocks, and the probable time; zeros if
-        unknown.
+        Two times: an earlier time that is certain even if the clocks have their maximum errors, and
+        the probable time. Both are 0 if no log contains information about the rank.
     """
     seen = [(by.time(peer.heard_ns), by.clock) for by, peer in group.heard[rank] if peer.heard_ns]
     if rank in group.outside:
@@ -246,7 +257,7 @@ def _message(group: Group, member: Member, record: Record) -> Iterator[Wait]:
 
 @dataclass(frozen=True)
 class Edge:
-    """A wait of one worker for another, with its bounds in nanoseconds of shared time."""
+    """A worker's wait for another worker, with its start and end in nanoseconds of shared time."""
 
     link: Link
     since: int
@@ -254,20 +265,21 @@ class Edge:
 
 
 def find_cycles(edges: Sequence[Edge]) -> list[Cycle]:
-    """Finds cycles of waits that share no worker: at least one cycle if any exists.
+    """Finds workers that wait for one another in a cycle.
 
-    Ignores a cycle if its waits do not overlap, because then its logs were written at different
-    times.
+    No worker is in two of the returned cycles: of several cycles with a common worker, only one is
+    found. A cycle is left out if its waits do not overlap in time. Then the logs of its workers
+    were written at different times, and the workers may never have been waiting together.
     """
     into: dict[str, list[str]] = defaultdict(list)
     ways: dict[str, int] = defaultdict(int)
     for edge in edges:
         into[edge.link.waits_for].append(edge.link.worker)
         ways[edge.link.worker] += 1
-    # Remove workers that wait for no other worker, repeatedly. The remaining workers are on a cycle
-    # or lead to a cycle.
+    # Repeatedly remove the workers that do not wait for a remaining worker. Each worker that then
+    # remains is in a cycle, or waits for a worker in a cycle, directly or through other workers.
     free = [worker for worker in into if not ways[worker]]
-    for worker in free:  # The loop extends the list.
+    for worker in free:  # The loop also visits the workers that it appends.
         for waiting in into[worker]:
             ways[waiting] -= 1
             if not ways[waiting]:
@@ -297,7 +309,7 @@ def _cycle(edges: list[Edge]) -> Cycle | None:
     return Cycle(tuple(edge.link for edge in edges)) if together else None
 
 
-# The attributes of a record that must be equal on all ranks, with their names in messages.
+# Maps each attribute of `Record` that must be equal on all ranks to its name in messages.
 _AGREED = {
     "kind": "the kind",
     "name": "the name",
@@ -315,10 +327,10 @@ _key = attrgetter(*_AGREED)
 
 
 def find_mismatch(group: Group) -> Mismatch | None:
-    """Finds the first collective in which the ranks' calls differ, if any.
+    """Finds the first collective that ranks called differently, if there is one.
 
-    Ignores a log that was written before the last rank began the collective, because the log may be
-    from an earlier run, which numbered its collectives in the same way.
+    The search ignores a log that was written before the last rank began the collective. Such a log
+    may be a remainder of an earlier run, in which another collective had the same number.
     """
     first: dict[int, tuple[object, ...]] = {}
     differing = set()
@@ -345,7 +357,7 @@ def _collectives(group: Group) -> Iterator[tuple[Member, Record]]:
 
 
 def _current(calls: list[tuple[Member, Record]]) -> list[tuple[Member, Record]]:
-    """Returns the calls whose logs were written after the last call began."""
+    """Returns the calls from logs that were written after the last of the calls had begun."""
     last, record = max(calls, key=lambda call: call[0].time(call[1].begun_ns))
     begun = last.time(record.begun_ns)
     return [
@@ -359,7 +371,7 @@ def _describe(name: str, sequence: int, calls: list[tuple[Member, Record]]) -> M
     made: dict[tuple[object, ...], list[tuple[Member, Record]]] = defaultdict(list)
     for member, record in calls:
         made[_key(record)].append((member, record))
-    # Sorting is stable: among sets of the same size, the set with the lowest rank is first.
+    # The sort is stable: of several groups of equal size, the group with the lowest rank is first.
     most_first = sorted(made.values(), key=lambda same: -len(same))
     columns = zip(_AGREED.values(), zip(*made, strict=True), strict=True)
     return Mismatch(
@@ -374,10 +386,11 @@ def _describe(name: str, sequence: int, calls: list[tuple[Member, Record]]) -> M
 
 
 def diagnose(job: Job) -> Diagnosis:
-    """Explains why a job stopped or hangs.
+    """Explains why a job failed or hangs.
 
-    Causes precede their consequences: differing calls, cycles of waits, errors, waits for workers
-    that do not wait themselves, other waits.
+    In the result, causes precede their consequences. The order is: collectives that workers called
+    differently, cycles of waits, errors, waits for workers that do not wait themselves, waits for
+    workers that wait themselves, slow or stuck transfers, and operations with unknown participants.
     """
     mismatches = {group: found for group in job.groups if (found := find_mismatch(group))}
     waits = [wait for group in job.groups for wait in find_waits(group)]
@@ -418,7 +431,8 @@ def _edges(wait: Wait) -> list[Edge]:
     for member in wait.waiting:
         record = member.current
         for rank, nanoseconds in wait.absent.items():
-            # Several ranks of a group can be devices of the same worker.
+            # Several ranks of a group can belong to devices of the same worker. A worker does not
+            # wait for itself.
             if record is not None and wait.group.ranks[rank] != member.name:
                 operation = Operation(record.what, wait.group.name, record.sequence)
                 link = Link(member.name, operation, wait.group.ranks[rank])
@@ -486,7 +500,7 @@ def _heard(group: Group, rank: int) -> LastReport | None:
 
 
 def _failures(job: Job) -> list[Failure]:
-    """Returns the errors that ended communicators, earliest first."""
+    """Returns the errors that ended communicators; the error that was reported first is first."""
     workers: dict[str, dict[str, None]] = defaultdict(dict)
     communicators: dict[str, dict[str, None]] = defaultdict(dict)
     times: dict[str, int] = {}
@@ -536,7 +550,13 @@ def _transfer(wait: Wait) -> Transfer:
 
 
 def _backlogs(group: Group, seconds: float) -> Iterator[UnacknowledgedData]:
-    """Yields the members' unacknowledged data in an operation that has lasted `seconds`."""
+    """Yields the data that members have sent and that the receivers have not acknowledged.
+
+    Args:
+        group: the group of the members.
+        seconds: how long the current operation has lasted. A receiver is not reported as silent for
+            longer than this.
+    """
     for member in group.members.values():
         for one in member.communicator.connections:
             if one.pending_bytes > 0:

@@ -1,6 +1,8 @@
-"""The findings as data; `tfdist doctor --flight --json` prints these fields.
+"""The results of a diagnosis as dataclasses; `tfdist doctor --flight --json` prints their fields.
 
-Times are Unix times in seconds, by the clock of one host; workers are named as in messages.
+Times are Unix times in seconds, by the clock of one host. The name of a worker contains its address
+and is the same as in error messages, such as "worker 0 (a:1)". A "message" is a point-to-point
+transfer between two ranks, in contrast to a collective.
 """
 
 import re
@@ -16,7 +18,7 @@ _MAX_LISTED = 8
 
 
 def workers(names: Sequence[str]) -> str:
-    """Formats the names of workers; a single worker keeps its address.
+    """Joins the names of workers: several workers by their numbers, one worker with its address.
 
     Example:
         >>> workers(["worker 0 (a:1)", "worker 2 (c:1)", "worker 3 (d:1)", "worker 4 (e:1)"])
@@ -34,7 +36,9 @@ def workers(names: Sequence[str]) -> str:
 
 
 def listed(parts: Sequence[str]) -> str:
-    """Joins parts with commas and "and"; shortens long lists to the first ones and a count.
+    """Joins texts with commas and "and".
+
+    Of more than 8 texts, only the first ones are shown, followed by the number of the others.
 
     Example:
         >>> listed(["a", "b", "c"])
@@ -60,7 +64,7 @@ def _runs(numbers: Sequence[int]) -> list[str]:
 
 
 def seconds(value: float) -> str:
-    """Formats a duration, as in "12.3 s", with more digits below a second.
+    """Formats a duration, such as "12.3 s"; durations below one second have more decimal places.
 
     Example:
         >>> seconds(12.345), seconds(0.0123)
@@ -70,7 +74,7 @@ def seconds(value: float) -> str:
 
 
 def moment(unix: float) -> str:
-    """Formats a time of day.
+    """Formats the time of day of a Unix time.
 
     Example:
         >>> moment(1700000000.0)
@@ -80,7 +84,7 @@ def moment(unix: float) -> str:
 
 
 def date(unix: float) -> str:
-    """Formats a date.
+    """Formats the date of a Unix time.
 
     Example:
         >>> date(1700000000.0)
@@ -93,7 +97,8 @@ def _datetime(unix: float) -> datetime:
     return datetime.fromtimestamp(unix, timezone.utc)
 
 
-# Backlogs below this share of the longest are probably just in transit.
+# Data is not worth naming if its estimated delivery time is below this share of the longest one.
+# Such data is probably not delayed, but only happened to be in transit.
 _WORTH_NAMING = 0.1
 _SILENT_SECONDS = 1.0
 
@@ -105,9 +110,9 @@ class UnacknowledgedData:
     Attributes:
         sender: the sending worker.
         receiver: the receiving worker.
-        bytes: the number of bytes.
-        bytes_per_second: the recent rate of arrival at the receiver; 0 if unknown.
-        silent_seconds: the time since data last arrived at the receiver.
+        bytes: the number of unacknowledged bytes.
+        bytes_per_second: the rate at which data recently arrived at the receiver; 0 if unknown.
+        silent_seconds: the number of seconds since data last arrived at the receiver.
     """
 
     sender: str
@@ -118,19 +123,22 @@ class UnacknowledgedData:
 
     @property
     def seconds(self) -> float:
-        """The estimated time to deliver the data."""
+        """The estimated number of seconds that the delivery of the data takes."""
         rest = self.bytes / self.bytes_per_second if self.bytes_per_second else 0.0
         return max(rest, self.silent_seconds)
 
 
 def longest(found: Iterable[UnacknowledgedData]) -> tuple[UnacknowledgedData, ...]:
-    """Returns the backlogs of at least a tenth of the longest delay, longest first."""
+    """Returns the data with the longest estimated delivery times, longest first.
+
+    Data is left out if its estimated delivery time is less than a tenth of the longest one.
+    """
     ordered = sorted(found, key=lambda one: -one.seconds)
     return tuple(one for one in ordered if one.seconds >= _WORTH_NAMING * ordered[0].seconds)
 
 
 def describe_backlogs(found: Sequence[UnacknowledgedData]) -> str:
-    """Describes the data in transit, its senders and receivers, and where to look.
+    """Describes data in transit, its senders and receivers, and which part of the network to check.
 
     Example:
         >>> describe_backlogs([UnacknowledgedData("worker 2 (c:1)", "worker 0 (a:1)", 400_000, 120e3, 0.0)])
@@ -148,7 +156,7 @@ def describe_backlogs(found: Sequence[UnacknowledgedData]) -> str:
 
 
 def _ends(found: Sequence[UnacknowledgedData]) -> tuple[list[str], list[str]]:
-    """Returns the senders and the receivers, each once."""
+    """Returns the distinct senders and the distinct receivers of the data."""
     senders = dict.fromkeys(one.sender for one in found)
     receivers = dict.fromkeys(one.receiver for one in found)
     return list(senders), list(receivers)
@@ -168,9 +176,10 @@ class Operation:
     """A collective or a message.
 
     Attributes:
-        what: its kind, name, type and shape.
+        what: a description that contains the operation's kind, name, type and shape.
         communicator: the name of the communicator.
-        number: the number of a collective in its group, or of a message between the two ranks.
+        number: for a collective, its number among all collectives of the group. For a message, its
+            number among all messages between the two ranks in the same direction.
     """
 
     what: str
@@ -180,7 +189,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Call:
-    """A call, and the workers that made it."""
+    """The description of a call of a collective, and the workers that made the same call."""
 
     workers: tuple[str, ...]
     what: str
@@ -188,7 +197,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Link:
-    """A worker that waits for another one in an operation."""
+    """A worker that waits in an operation for another worker."""
 
     worker: str
     operation: Operation
@@ -202,8 +211,8 @@ class LastOperation:
     Attributes:
         operation: the collective or message.
         state: "waiting", "failed" or "ended".
-        time: when it began if the worker waits in it, else when it ended.
-        seconds: the seconds from `time` until the log was written.
+        time: when the operation began if the worker waits in it; otherwise when it ended or failed.
+        seconds: the number of seconds from `time` until the log was written.
     """
 
     operation: Operation
@@ -214,15 +223,15 @@ class LastOperation:
 
 @dataclass(frozen=True)
 class LastReport:
-    """The last report about a worker that another worker received.
+    """The last status that any other worker received from a worker.
 
     Attributes:
-        by: the other worker.
-        time: the time of the report.
-        number: the last collective of the group that the worker had joined.
-        inside: the operation that the worker was in, if any.
-        left: whether the worker had left the group.
-        lost: whether the worker counted as lost.
+        by: the worker that received the status.
+        time: when `by` received the status.
+        number: the number of the last collective that the sender had joined in the group.
+        inside: the operation that the sender was in; None if it was in no operation.
+        left: whether the sender has left the group, according to any log.
+        lost: whether the sender counts as lost, according to any log.
     """
 
     by: str
@@ -235,20 +244,22 @@ class LastReport:
 
 @dataclass(frozen=True)
 class MissingWorker:
-    """A worker that others wait for.
+    """A worker that has not joined an operation, so that other workers wait for it.
 
     Attributes:
-        worker: its name.
-        host: its host's name; "" if unknown.
-        seconds: the time that the others have waited, as far as the logs show.
-        has_log: whether its log exists.
-        has_communicator: whether its log shows the communicator.
-        late: whether it joined after the others had given up.
-        last: its last collective in the group, or last operation if others wait for a message.
-        input_seconds: the time it had waited for its next batch; None if it did not wait.
-        frames: the innermost calls of user code in its main thread.
-        waits: its own waits for other workers.
-        heard: the last report about it.
+        worker: the name of the missing worker.
+        host: the name of the missing worker's host; "" if unknown.
+        seconds: how long the others have waited for the missing worker, as far as the logs show.
+        has_log: whether there is a log of the missing worker.
+        has_communicator: whether this log contains the communicator of the operation.
+        late: whether the missing worker joined after the operation had failed on another worker.
+        last: the missing worker's last collective in the group. If the others wait for a message,
+            its last collective or message. None if unknown.
+        input_seconds: how long the missing worker had been waiting for its next batch; None if it
+            was not waiting for a batch.
+        frames: the innermost calls of user code in the missing worker's main thread.
+        waits: the missing worker's own waits for other workers.
+        heard: the last status that another worker received from the missing worker, if any.
     """
 
     worker: str
@@ -266,14 +277,14 @@ class MissingWorker:
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Workers called different collectives, for the first time in this communicator.
+    """The first collective of a communicator that workers called differently.
 
     Attributes:
-        communicator: its name.
+        communicator: the name of the communicator.
         number: the number of the collective.
-        calls: the calls and their workers, most workers first.
-        differs: the differing properties of the calls.
-        time: when the first worker called it.
+        calls: the different calls, each with its workers. The call that most workers made is first.
+        differs: the names of the properties in which the calls differ.
+        time: when the first worker called the collective.
     """
 
     communicator: str
@@ -286,7 +297,7 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class Cycle:
-    """Workers wait in a cycle: each for the next, the last for the first."""
+    """A cycle of workers: each waits for the next, and the last waits for the first."""
 
     links: tuple[Link, ...]
     kind: str = field(default="cycle", init=False)
@@ -297,10 +308,10 @@ class Failure:
     """An error that ended communicators.
 
     Attributes:
-        message: its message.
-        workers: the workers that report it.
-        communicators: the names of the communicators that it ended.
-        time: when it was first reported; None if unknown.
+        message: the error message.
+        workers: the workers that report the error.
+        communicators: the names of the communicators that the error ended.
+        time: when the error was first reported; None if unknown.
     """
 
     message: str
@@ -312,16 +323,17 @@ class Failure:
 
 @dataclass(frozen=True)
 class MissingWorkers:
-    """Workers wait in an operation for others that have not joined it.
+    """An operation in which workers wait for other workers, which have not joined it.
 
     Attributes:
-        operation: the operation; for a message, the side of the waiting worker.
+        operation: the operation. A message appears as the waiting worker called it: as a send or as
+            a receive.
         waiting: the workers that wait.
         is_message: whether the operation is a message.
-        all_others: whether each worker of the group either waits or is missing.
-        time: the start of the wait.
-        seconds: the duration of the wait.
-        absent: the missing workers; workers that do not wait for others are first.
+        all_others: whether every worker of the group is in `waiting` or in `absent`.
+        time: when the first of the waiting workers began to wait.
+        seconds: how long they have waited.
+        absent: the missing workers. Missing workers that do not wait for other workers are first.
     """
 
     operation: Operation
@@ -340,7 +352,8 @@ class WorkerWithoutLog:
 
     Attributes:
         worker: its name.
-        heard: the last report about it that another worker received; None if no log has one.
+        heard: the last status that another worker received from this worker; None if no log
+            contains one.
     """
 
     worker: str
@@ -349,13 +362,13 @@ class WorkerWithoutLog:
 
 @dataclass(frozen=True)
 class Transfer:
-    """All workers have joined an operation, but some do not complete it.
+    """An operation that all workers have joined but some have not completed.
 
     Attributes:
         operation, waiting, time, seconds: see `MissingWorkers`.
         backlogs: the delayed data between hosts.
-        silent: the members without a log, and the last reports about them. Such a member may have
-            been stopped or killed in the middle of the operation.
+        silent: the members without a log, each with the last status that another worker received
+            from it. Such a member may have been stopped or killed in the middle of the operation.
     """
 
     operation: Operation
@@ -369,7 +382,12 @@ class Transfer:
 
 @dataclass(frozen=True)
 class UnknownParticipants:
-    """The logs of these workers do not show whether they have joined an operation."""
+    """An operation in which workers wait for others that may or may not have joined it.
+
+    Attributes:
+        operation, waiting, time, seconds: see `MissingWorkers`.
+        workers: the workers for which the logs do not show whether they have joined the operation.
+    """
 
     operation: Operation
     waiting: tuple[str, ...]
@@ -384,9 +402,14 @@ Finding: TypeAlias = Mismatch | Cycle | Failure | MissingWorkers | Transfer | Un
 
 @dataclass(frozen=True)
 class LogReason:
-    """The reason for which a worker wrote its log.
+    """The reason why a worker wrote its log.
 
-    The kind is "error", "stall" (the worker waits), "waited" (others wait for it) or "signal".
+    Attributes:
+        kind: "error", "stall" (this worker has waited for a long time), "waited" (another worker
+            has waited for a long time) or "signal" (the user has requested the log by a signal).
+        communicator: the name of the communicator with the error or the wait; "" if there is none.
+        message: the error message, or another description of the reason.
+        time: when the error, the wait or the signal made the worker write its log.
     """
 
     kind: str
@@ -397,7 +420,7 @@ class LogReason:
 
 @dataclass(frozen=True)
 class State:
-    """A worker at the end of its log.
+    """The state of a worker when its log was written.
 
     Attributes:
         worker: its name.
@@ -405,12 +428,14 @@ class State:
         host: its host's name.
         pid: its process ID.
         program: its script.
-        steps: training steps begun; 0 if unknown.
+        steps: the number of training steps that it had begun; 0 if unknown.
         written: when its log was written.
-        clock: "compared" if its clock was compared with the first log's, else "unix".
-        reasons: the reasons for its log, oldest first.
-        last: its last operation in each communicator in which it waits or has failed; if it does
-            neither in any communicator, the last operation that ended.
+        clock: how its times were translated to the clock of the first log's host. "compared" means
+            that the workers had measured the difference between the two clocks. "unix" means that
+            both clocks are assumed to show the same Unix time.
+        reasons: the reasons why its log was written, oldest first.
+        last: for each communicator in which it waits or has failed, the operation in which it waits
+            or has failed. If there is no such communicator, only the last operation that ended.
         input_seconds: see `MissingWorker`.
         frames: the innermost calls of user code in its main thread.
     """
@@ -434,13 +459,13 @@ class CommunicatedValue:
     """A value that a training step communicates.
 
     Attributes:
-        kind: "reduce" or "gather".
-        operation: the type of the operation that needs the value.
-        bytes: the size of the whole value; None if unknown.
+        kind: "reduce" or "gather"; "send" if a pipeline stage sends the value to another stage.
+        operation: the type of the TensorFlow operation that needs the value.
+        bytes: the size of the whole value in bytes; None if unknown.
         shape: the shape of the whole value, with None for unknown dimensions.
-        where: a line of user code, or the name of the operation.
-        reason: the reason for gathering it; "" for a reduction.
-        remedy: how to avoid gathering it; "" if unknown.
+        where: the line of user code that needs the value, or else the name of the operation.
+        reason: why the value is gathered; "" if it is not gathered.
+        remedy: how the user can change the program to avoid the gather; "" if unknown.
     """
 
     kind: str
@@ -458,15 +483,17 @@ class StepCommunication:
 
     Attributes:
         model: the model's name.
-        workers: the workers that traced this step last for the model.
-        differs: whether most workers traced a different step.
-        rows: the number of rows of the whole batch; None if unknown.
-        reduced_bytes: the total known size of reduced values.
-        gathered_bytes: the total known size of gathered values.
-        sent_bytes: the total known size of values that pipeline stages send each other.
+        workers: the workers that have traced this step, and no newer step of the same model.
+        differs: False for the usual step of the model, which most workers have traced; True for any
+            other step.
+        rows: the number of rows of the global batch; None if unknown.
+        reduced_bytes: the total size of the reduced values, as far as it is known.
+        gathered_bytes: the total size of the gathered values, as far as it is known.
+        sent_bytes: the total size of the values that pipeline stages send to each other, as far as
+            it is known.
         unknown: the number of values of unknown size.
         transfers: the largest values.
-        more: the number of other values.
+        more: the number of values that are not in `transfers`.
     """
 
     model: str
@@ -483,16 +510,18 @@ class StepCommunication:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The contents of a job's flight logs, evaluated.
+    """Everything that the flight logs of a job show about why the job failed or hangs.
 
     Attributes:
         size: the number of workers of the job.
         without_log: the workers without a log.
-        findings: the findings, most important first.
-        totals: for each worker, how long it waited, and how long others waited for it, except for
-            workers where both are zero; sorted by the time that others waited, longest first.
-        step_communication: for each model, the values that its training step communicates; if the
-            workers differ, one entry for each distinct step, most workers first.
+        findings: the explanations for the failure or hang, most important first.
+        totals: for each worker, how long it waited for others, and how long others waited for it. A
+            worker is left out if both times are 0. The worker that others waited for longest is
+            first.
+        step_communication: for each model, the values that its training step communicates. If the
+            workers run different steps, there is one entry for each different step, and the step
+            that most workers run is first.
         workers: the workers with a log.
     """
 

@@ -14,22 +14,27 @@ T = TypeVar("T", bound=NamedTuple)
 
 
 class Record(NamedTuple):
-    """A collective or a message, as recorded on one rank.
+    """A collective or a point-to-point message, as one rank recorded it.
 
-    Times are nanoseconds of the steady clock of the rank's host; 0 for events that did not happen.
+    Times are nanoseconds of the steady clock of the rank's host. A time is 0 if the event has not
+    happened.
 
     Attributes:
-        number: its position among all operations of this communicator on this rank, from 1.
-        sequence: the number of a collective, the same on all ranks; or the number of a message
-            between this pair of ranks in this direction.
-        kind: "all_reduce", "send" and so on.
-        what: a description for people.
-        peer: the other rank of a message; else -1.
-        last_arrived_ns: the time at which this rank noticed the arrival of `last`.
-        last: the last rank that this rank waited for and noticed arriving; -1 for none.
-        failed: whether it ended with an error.
+        number: the position of the operation among all operations of this communicator on this
+            rank, starting at 1.
+        sequence: for a collective, its number, which is the same on all ranks. For a message, its
+            number among all messages between the two ranks in the same direction.
+        kind: the kind of operation, such as "all_reduce" or "send".
+        what: a description of the operation for people.
+        peer: for a message, the other rank; otherwise -1.
+        begun_ns: when the operation began on this rank.
+        last_arrived_ns: when this rank noticed that the rank `last` had joined the operation.
+        ended_ns: when the operation ended on this rank.
+        last: the rank for which this rank waited last; -1 if this rank did not wait for any rank.
+        failed: whether the operation ended with an error.
 
-    All ranks must agree on `kind` and on the attributes from `name` to `failures`.
+    In a collective, `kind` and the attributes from `name` to `failures` must be the same on all
+    ranks.
     """
 
     number: int
@@ -55,26 +60,28 @@ class Record(NamedTuple):
 
     @property
     def is_message(self) -> bool:
-        """Whether it is a message between two ranks."""
+        """Whether the operation is a message between two ranks."""
         return self.kind in MESSAGES
 
     @property
     def is_open(self) -> bool:
-        """Whether it has not succeeded: the rank is still in it, or it failed."""
+        """Whether the operation is still in progress on the rank, or has failed."""
         return self.failed or not self.ended_ns
 
 
 class Peer(NamedTuple):
-    """A rank's latest information about another rank of its group.
+    """The last status that a rank has received from another rank of its group.
 
     Attributes:
         rank: the other rank.
-        heard_ns: the time of the information, on this rank's clock; 0 for never.
-        sequence: the last collective of the group that the other rank had joined.
-        inside: the operation that the other rank was in, if any.
+        heard_ns: when this rank received the status, on this rank's clock; 0 if it has not received
+            any status.
+        sequence: the number of the last collective that the other rank had joined in the group.
+        inside: the operation that the other rank was in; None if it was in no operation.
         left: whether the other rank has closed the communicator.
         lost: whether the other rank counts as lost.
-        clock_offset_ns: the other rank's steady clock minus this rank's; None if not measured.
+        clock_offset_ns: the time on the other rank's steady clock minus the time on this rank's
+            steady clock; None if the ranks have not measured it.
         clock_uncertainty_ns: the maximum error of `clock_offset_ns`.
     """
 
@@ -89,13 +96,13 @@ class Peer(NamedTuple):
 
 
 class Connection(NamedTuple):
-    """The kernel's counts for the connection to a rank of another host.
+    """The kernel's counts for the data connections to a rank of another host.
 
     Attributes:
         rank: the other rank.
-        pending_bytes: the number of bytes written to the connection and not acknowledged.
-        bytes_per_second: the recent rate of acknowledgment; 0 if unknown.
-        silent_ms: milliseconds since the last acknowledgment.
+        pending_bytes: the number of bytes that were written and have not been acknowledged.
+        bytes_per_second: the rate at which bytes were recently acknowledged; 0 if unknown.
+        silent_ms: the number of milliseconds since the last acknowledgment.
     """
 
     rank: int
@@ -105,7 +112,12 @@ class Connection(NamedTuple):
 
 
 class Reason(NamedTuple):
-    """The reason for a log: "error", "stall", "waited" or "signal", and the message."""
+    """The reason why a worker wrote its log.
+
+    Attributes:
+        steady_ns: the time of the reason (see `LogReason`), on the steady clock of the host.
+        kind, communicator, message: see `LogReason`.
+    """
 
     steady_ns: int
     kind: str
@@ -114,15 +126,15 @@ class Reason(NamedTuple):
 
 
 class LoggedTransfer(NamedTuple):
-    """A value that a training step communicates, as in `Transfer`.
+    """A value that a training step communicates.
 
     Attributes:
-        kind: "reduce" or "gather"; "send" between stages of a pipeline.
-        operation: the type of the operation that needs the value.
-        bytes: the size of the whole value; None if a dimension is unknown.
+        kind: "reduce" or "gather"; "send" if a pipeline stage sends the value to another stage.
+        operation: the type of the TensorFlow operation that needs the value.
+        bytes: the size of the whole value in bytes; None if a dimension is unknown.
         shape: the shape of the whole value, with None for unknown dimensions.
-        where: a line of user code, or the name of the operation.
-        reason: the reason for gathering it; "" for a reduction.
+        where: the line of user code that needs the value, or else the name of the operation.
+        reason: why the value is gathered; "" if it is not gathered.
     """
 
     kind: str
@@ -135,18 +147,19 @@ class LoggedTransfer(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """The training step that the worker last traced for a model.
+    """The training step that the worker has traced most recently for a model.
 
     Attributes:
         model: the model's name.
-        program: a hash, equal for equal programs.
-        rows: the number of rows of the whole batch; None if unknown.
-        reduced_bytes: the total known size of reduced values.
-        gathered_bytes: the total known size of gathered values.
-        sent_bytes: the total known size of values that stages send each other.
+        program: a hash of the step's program, which is the same for equal programs.
+        rows: the number of rows of the global batch; None if unknown.
+        reduced_bytes: the total size of the reduced values, as far as it is known.
+        gathered_bytes: the total size of the gathered values, as far as it is known.
+        sent_bytes: the total size of the values that pipeline stages send to each other, as far as
+            it is known.
         unknown: the number of values of unknown size.
         transfers: the largest values.
-        more: the number of other values.
+        more: the number of values that are not in `transfers`.
     """
 
     model: str
@@ -162,12 +175,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Aborted:
-    """Why a communicator was aborted.
+    """The reason why a communicator was aborted.
 
     Attributes:
-        message: a sentence, the same on all ranks.
+        message: the error message, a sentence that is the same on all ranks.
         event: "lost", "silent", "left", "failed" or "other"; "" if unknown.
-        worker: the worker to which the event happened; "" for none.
+        worker: the worker that was lost or silent, has left or has failed; "" if there is none.
     """
 
     message: str
@@ -177,17 +190,17 @@ class Aborted:
 
 @dataclass(frozen=True)
 class Communicator:
-    """One communicator of the worker.
+    """One communicator in a worker's log.
 
     Attributes:
-        name: its name.
-        rank: this worker's rank in its group.
-        ranks: the names of the group's workers.
-        hosts: for each rank, an index of its host.
-        aborted: why it was aborted; None if it was not.
-        peers: this rank's information about the other ranks.
-        connections: the connections to ranks of other hosts.
-        records: the last collectives and messages, oldest first.
+        name: the communicator's name.
+        rank: this worker's rank in the communicator's group.
+        ranks: for each rank of the group, the name of its worker.
+        hosts: for each rank of the group, the index of its host.
+        aborted: why the communicator was aborted; None if it was not aborted.
+        peers: the last status that this rank has received from each of the other ranks.
+        connections: the data connections to ranks of other hosts.
+        records: the most recent collectives and messages, oldest first.
     """
 
     name: str
@@ -207,19 +220,21 @@ class Log:
     Attributes:
         rank: the worker's rank in the job.
         size: the number of workers of the job.
-        generation: the number of membership changes so far.
-        worker: its name in messages.
-        host: its host's name.
-        pid: its process ID.
-        program: its script.
-        steady_ns: the time of writing, on the host's steady clock.
+        generation: how often the membership of the job had changed since the workers started.
+        worker: the worker's name in messages.
+        host: the name of the worker's host.
+        pid: the worker's process ID.
+        program: the worker's script.
+        steady_ns: when the log was written, on the steady clock of the worker's host.
         unix_ns: the same moment in Unix time.
-        reasons: the reasons for the log, oldest first.
-        steps: the training steps begun; 0 if unknown.
-        input_since_ns: the start of the current wait for the next batch; 0 for none.
-        communicators: the open communicators; last, the session with its exchanges.
-        stacks: Python's stacks, as printed by faulthandler; "" if there are none.
-        training_steps: the training steps of the most recently trained models.
+        reasons: the reasons why the log was written, oldest first.
+        steps: the number of training steps that the worker had begun; 0 if unknown.
+        input_since_ns: when the worker began to wait for its next batch, on the steady clock; 0 if
+            it was not waiting for a batch.
+        communicators: the open communicators. The last entry can be the session: the exchanges of
+            all workers over their control connections, in the form of a communicator.
+        stacks: the stacks of the Python threads, as printed by faulthandler; "" if there are none.
+        training_steps: for the models that were traced most recently, their training steps.
     """
 
     rank: int
@@ -240,23 +255,24 @@ class Log:
 
     @property
     def input_seconds(self) -> float | None:
-        """The time the worker had waited for its next batch; None if it did not wait."""
+        """How long the worker had waited for its next batch; None if it was not waiting for one."""
         records = [record for one in self.communicators for record in one.records]
-        # If an operation is open, the worker waits in a collective of its input pipeline instead.
+        # If an operation is in progress during the wait, it is an operation of the input pipeline.
+        # Then the worker waits for other workers, not for its own input.
         if not self.input_since_ns or not all(record.ended_ns for record in records):
             return None
         return (self.steady_ns - self.input_since_ns) / 1e9
 
 
 def parse(content: bytes) -> Log:
-    """Reads a flight log. Unknown keys are ignored.
+    """Reads a flight log. Keys that this version of tfdist does not know are ignored.
 
     Args:
-        content: the file's content, JSON.
+        content: the content of the file, in JSON.
 
     Raises:
-        ValueError: the content is damaged, of another format, or no flight log; the message is one
-            line.
+        ValueError: the content is damaged, has another format, or is not a flight log. The message
+            is a single line.
     """
     try:
         raw = json.loads(content)
@@ -280,11 +296,11 @@ def _log(raw: Any) -> Log:
         generation=_checked({"generation": 0, **raw}, "generation", int),
         **{key: _checked(raw, key, str) for key in ("worker", "host", "program", "stacks")},
         **{key: _checked(clock, key, int) for key in ("steady_ns", "unix_ns")},
-        # Logs of earlier versions lack this key.
+        # Logs of earlier versions do not have this key.
         input_since_ns=_checked({"input_since_ns": 0, **raw}, "input_since_ns", int),
         reasons=_rows(raw, "reasons", Reason),
         communicators=tuple(map(_communicator, _groups(raw))),
-        # Logs of earlier versions lack this key.
+        # Logs of earlier versions do not have this key.
         training_steps=tuple(map(_step, _checked({_STEPS: [], **raw}, _STEPS, list))),
     )
 
@@ -294,7 +310,7 @@ def _step(raw: Any) -> Step:
         **{key: _checked(raw, key, str) for key in ("model", "program")},
         **{key: _checked(raw, key, int) for key in ("reduced_bytes", "gathered_bytes")},
         **{key: _checked(raw, key, int) for key in ("unknown", "more")},
-        # Logs of earlier versions lack this key.
+        # Logs of earlier versions do not have this key.
         sent_bytes=_checked({"sent_bytes": 0, **raw}, "sent_bytes", int),
         rows=_checked(raw, "rows", (int, type(None))),
         transfers=_rows(raw, "transfers", LoggedTransfer),
@@ -306,7 +322,7 @@ def _step(raw: Any) -> Step:
 
 
 def _groups(raw: Any) -> list[Any]:
-    # The session is logged in the form of a communicator. Logs of earlier versions lack it.
+    # The session is logged in the form of a communicator. Earlier versions did not log it.
     session = [raw["session"]] if "session" in raw else []
     return [*_checked(raw, "communicators", list), *session]
 
@@ -320,7 +336,7 @@ def _communicator(raw: Any) -> Communicator:
         hosts=tuple(_checked(raw, "hosts", list)),
         aborted=_aborted(_checked(raw, "aborted", (dict, str, type(None)))),
         peers=_rows(raw, "peers", Peer),
-        # Logs of earlier versions lack this key.
+        # Logs of earlier versions do not have this key.
         connections=_rows({"links": [], **raw}, "links", Connection),
         records=_rows(raw, "records", Record),
     )
@@ -340,7 +356,7 @@ def _communicator(raw: Any) -> Communicator:
 def _aborted(raw: dict[str, Any] | str | None) -> Aborted | None:
     if raw is None:
         return None
-    if isinstance(raw, str):  # as in logs of earlier versions
+    if isinstance(raw, str):  # In logs of earlier versions, `aborted` is only the message.
         return Aborted(raw)
     return Aborted(**{key: _checked(raw, key, str) for key in ("message", "event", "worker")})
 
@@ -353,7 +369,10 @@ def _checked(raw: Any, key: str, kind: Any) -> Any:
 
 
 def _rows(raw: Any, key: str, kind: type[T]) -> tuple[T, ...]:
-    """Converts a list of objects to tuples. Optimized, because a log has thousands of them."""
+    """Converts the list of JSON objects at `key` to tuples of the type `kind`.
+
+    This function is optimized for speed, because a log contains thousands of such objects.
+    """
     keys, types = _columns(kind)
     values = itemgetter(*keys)
     rows = [values(row) for row in _checked(raw, key, list)]
@@ -368,7 +387,11 @@ def _rows(raw: Any, key: str, kind: type[T]) -> tuple[T, ...]:
 
 @functools.cache
 def _columns(kind: type[NamedTuple]) -> tuple[tuple[str, ...], tuple[Any, ...]]:
-    """The keys and types of a row. The attribute of the key `in` is `inside`; `in` is a keyword."""
+    """Returns the JSON keys and the types of the attributes of `kind`.
+
+    Each key is the name of its attribute, except for `inside`. Its key is `in`, which cannot be the
+    name of an attribute because it is a keyword of Python.
+    """
     hints = get_type_hints(kind)
     types = (list if get_origin(hint) is list else hint for hint in hints.values())
     return tuple("in" if name == "inside" else name for name in hints), tuple(types)

@@ -18,8 +18,8 @@ class Folder:
 
     Attributes:
         path: the folder.
-        logs: the logs of one job, by rank.
-        skipped: a line for each file that could not be used.
+        logs: the logs of one job, in rank order.
+        skipped: for each file that could not be used, a line with the file's name and the reason.
     """
 
     path: Path
@@ -28,10 +28,10 @@ class Folder:
 
 
 def read(path: Path) -> Folder:
-    """Reads every `flight-rank*.json` of a folder; other files are ignored.
+    """Reads all flight logs of a folder: the files with names such as `flight-rank0.json`.
 
-    Skips a log if its generation or number of workers differs from the newest log's, or if it is
-    the second log of a rank.
+    A log is skipped if its generation or its number of workers differs from that of the newest log,
+    or if another log of the same rank has already been read.
 
     Raises:
         OSError: the folder cannot be read.
@@ -62,20 +62,23 @@ def read(path: Path) -> Folder:
     return Folder(path, tuple(used[rank] for rank in sorted(used)), tuple(skipped))
 
 
-# The assumed maximum difference between the Unix times of two hosts if their clocks were not
-# compared.
+# If the clocks of two hosts were not compared, their Unix times are assumed to differ by at most
+# this number of nanoseconds.
 _UNIX_UNCERTAINTY_NS = 1_000_000_000
 
 
 @dataclass(frozen=True)
 class Clock:
-    """Translates a log's times to shared time, the Unix time of one of the hosts.
+    """A translation of the times in a log to shared time.
+
+    Shared time is the Unix time of one of the hosts. The times of all logs are translated to it, so
+    that they can be compared with one another.
 
     Attributes:
-        shift_ns: the offset to add to a time of the log's steady clock.
-        uncertainty_ns: the maximum error of the result.
-        clock_group: a number that two logs share if their clocks were compared, directly or through
-            other logs.
+        shift_ns: the number of nanoseconds to add to a time of the log's steady clock.
+        uncertainty_ns: the maximum error of a translated time.
+        clock_group: a number that is the same for two logs if the workers had compared the two
+            clocks, directly or through the clocks of other logs.
     """
 
     shift_ns: int
@@ -84,7 +87,7 @@ class Clock:
 
 
 def uncertainty_ns(one: Clock, other: Clock) -> int:
-    """Returns the maximum error of a time difference between moments on these two clocks."""
+    """Returns the maximum error of the difference between a time on `one` and a time on `other`."""
     if one is other:
         return 0
     between_groups = 0 if one.clock_group == other.clock_group else _UNIX_UNCERTAINTY_NS
@@ -94,8 +97,9 @@ def uncertainty_ns(one: Clock, other: Clock) -> int:
 def compare(logs: Sequence[Log]) -> list[Clock]:
     """Computes the clock of each log.
 
-    Two logs are connected by measured clock offsets if possible, over the fewest possible hosts.
-    Workers of one host have the same steady clock. Unix time connects all other logs.
+    If possible, the translation uses the clock offsets that the workers have measured, in a chain
+    through as few logs as possible. Workers of one host have the same steady clock, so that their
+    offset is 0. For logs that no chain of offsets connects, Unix time is used.
     """
     index = {log.worker: i for i, log in enumerate(logs)}
     edges: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
@@ -122,7 +126,11 @@ def compare(logs: Sequence[Log]) -> list[Clock]:
 
 
 def _offsets(log: Log) -> Iterable[tuple[str, int, int]]:
-    """Yields the clock offsets of other workers in this log: name, offset, uncertainty."""
+    """Yields the clock offsets that a log contains.
+
+    Each item has the name of another worker, the time on its steady clock minus the time on this
+    worker's steady clock, and the maximum error of this difference.
+    """
     for group in log.communicators:
         own = group.hosts[group.rank]
         for peer in group.peers:
@@ -135,12 +143,12 @@ def _offsets(log: Log) -> Iterable[tuple[str, int, int]]:
 
 @dataclass(frozen=True, eq=False)
 class Member:
-    """A rank of a group, with its log.
+    """A rank of a group, with the log of its worker.
 
     Attributes:
-        log: its log.
-        communicator: the log's part about the group.
-        clock: the translation of its times.
+        log: the log of the rank's worker.
+        communicator: the part of the log that describes the group's communicator.
+        clock: translates the times in the log to shared time.
     """
 
     log: Log
@@ -148,37 +156,44 @@ class Member:
     clock: Clock
 
     def time(self, steady_ns: int) -> int:
-        """Translates a time of the log to shared time, in nanoseconds."""
+        """Translates a time in the log to shared time, in nanoseconds."""
         return steady_ns + self.clock.shift_ns
 
     @property
     def name(self) -> str:
-        """The name of the rank in messages."""
+        """The name of the rank's worker in messages."""
         return self.communicator.ranks[self.communicator.rank]
 
     def is_on_host_of(self, rank: int) -> bool:
-        """Whether another rank of the group is on the same host."""
+        """Whether this member is on the same host as another rank of the group."""
         hosts = self.communicator.hosts
         return hosts[rank] == hosts[self.communicator.rank]
 
     @property
     def written(self) -> int:
-        """The time of writing of the log, in shared time."""
+        """When the log was written, in shared time."""
         return self.time(self.log.steady_ns)
 
     def until(self, record: Record) -> int:
-        """The end of a record, or of the log if the record has none, in shared time."""
+        """Returns when a recorded operation ended, in shared time.
+
+        If the operation had not ended when the log was written, returns the time of writing.
+        """
         return self.time(record.ended_ns) if record.ended_ns else self.written
 
     @functools.cached_property
     def collective(self) -> Record | None:
-        """The last collective."""
+        """The most recent collective in the log; None if the log contains only messages."""
         records = reversed(self.communicator.records)
         return next((record for record in records if not record.is_message), None)
 
     @functools.cached_property
     def current(self) -> Record | None:
-        """The current operation; after failures, the first failed one, which caused the others."""
+        """The operation that is in progress on this rank; None if there is none.
+
+        If the last operations have failed, it is the first of them, because its failure has caused
+        the other failures.
+        """
         found = None
         for record in reversed(self.communicator.records):
             if not record.is_open:
@@ -188,7 +203,10 @@ class Member:
 
     @property
     def joined(self) -> int | None:
-        """The number of the last collective joined; None if its record was overwritten."""
+        """The number of the last collective that this rank has joined; 0 if it has joined none.
+
+        None if the number is unknown, because newer records have overwritten the collective's.
+        """
         if self.collective is not None:
             return self.collective.sequence
         records = self.communicator.records
@@ -201,8 +219,8 @@ class Worker:
 
     Attributes:
         log: its log.
-        clock: the translation of its times.
-        members: its ranks in communicators.
+        clock: translates the times in the log to shared time.
+        members: for each communicator in the log, the worker's rank in it.
     """
 
     log: Log
@@ -210,26 +228,26 @@ class Worker:
     members: tuple[Member, ...]
 
     def time(self, steady_ns: int) -> int:
-        """Translates a time of the log to shared time, in nanoseconds."""
+        """Translates a time in the log to shared time, in nanoseconds."""
         return steady_ns + self.clock.shift_ns
 
     @property
     def written(self) -> int:
-        """The time of writing of the log, in shared time."""
+        """When the log was written, in shared time."""
         return self.time(self.log.steady_ns)
 
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """A communicator, as shown by the logs of some or all of its ranks.
+    """A communicator, as described by the logs of some or all of its ranks.
 
     Attributes:
-        name: its name.
-        ranks: the names of its workers.
-        members: the ranks with a log that shows the communicator.
-        outside: the ranks with a log that does not show it, because the worker has closed it or not
-            created it yet.
-        heard: for each rank, the members' latest information about it.
+        name: the communicator's name.
+        ranks: the names of the communicator's workers, in rank order.
+        members: the ranks with a log that contains the communicator.
+        outside: the ranks with a log that does not contain the communicator. Their workers have
+            closed the communicator, or have not created it yet.
+        heard: for each rank, the last status of this rank that each member has received.
     """
 
     name: str
@@ -240,7 +258,10 @@ class Group:
 
     @functools.cached_property
     def _begun(self) -> dict[int, dict[int, int]]:
-        """The shared time at which each rank began each collective, by the collective's number."""
+        """For the number of each collective, a dict from each rank to when it began the collective.
+
+        The times are in shared time.
+        """
         begun: dict[int, dict[int, int]] = defaultdict(dict)
         for rank, member in self.members.items():
             for record in member.communicator.records:
@@ -249,23 +270,33 @@ class Group:
         return begun
 
     def last(self, rank: int, record: Record) -> int:
-        """Returns the rank that `rank` waited for last in this record; -1 for none.
+        """Returns the rank for which `rank` waited last in an operation; -1 if it waited for none.
 
-        If hosts have several ranks, a rank notices only some ranks of other hosts, and those may be
-        waiting for ranks of their own host. Therefore the result is the rank that began last,
-        unless the clocks are too inaccurate to identify it.
+        `record.last` is not always this rank. If hosts have several ranks, a rank notices only some
+        ranks of another host, and such a rank may itself wait for other ranks of its host.
+        Therefore the method returns the rank that began the collective last. If the clocks are too
+        inaccurate to identify this rank, the method returns `record.last`.
+
+        Args:
+            rank: the rank that waited.
+            record: the record of the operation in the log of `rank`.
         """
         begun = {} if record.is_message else self._begun[record.sequence]
         if record.kind == "broadcast" or record.last not in begun:
             return record.last
         latest = max(begun, key=begun.__getitem__)
-        if latest == rank:  # It waited for earlier work of the noticed rank.
+        # If `rank` began last itself, it waited for `record.last` to finish earlier work.
+        if latest == rank:
             return record.last
         uncertainty = uncertainty_ns(self.members[latest].clock, self.members[record.last].clock)
         return latest if begun[latest] - begun[record.last] > uncertainty else record.last
 
     def joined(self, rank: int) -> int | None:
-        """Returns the number of the last collective that the rank certainly joined, or None."""
+        """Returns the number of the last collective that the rank is known to have joined.
+
+        None if the logs contain no information about the rank. The rank may have joined later
+        collectives.
+        """
         known = [peer.sequence for _, peer in self.heard[rank]]
         own = self.members[rank].joined if rank in self.members else None
         return max(known if own is None else [*known, own], default=None)
@@ -276,24 +307,24 @@ class Group:
         return owner.log if owner is not None else None
 
     def host(self, rank: int) -> str:
-        """The name of a rank's host, from the log of any rank of the host; "" if unknown."""
+        """Returns the name of a rank's host; "" if no rank of the host has a log."""
         own = self.log(rank)
         hosts = (m.log.host for m in self.members.values() if m.is_on_host_of(rank))
         return own.host if own is not None else next(hosts, "")
 
     def heard_last(self, rank: int) -> tuple[Member, Peer] | None:
-        """Returns the latest information about the rank, and the member that has it."""
+        """Returns the last status that any member received from the rank, and this member."""
         heard = ((by, peer) for by, peer in self.heard[rank] if peer.heard_ns)
         return max(heard, key=lambda pair: pair[0].time(pair[1].heard_ns), default=None)
 
 
 @dataclass(frozen=True)
 class Job:
-    """The merged logs.
+    """A job, as described by the merged logs of its workers.
 
     Attributes:
-        workers: the workers with a log, by rank.
-        groups: the communicators, in the order of their appearance in the logs.
+        workers: the workers with a log, in rank order.
+        groups: the communicators, in the order in which they appear in the logs.
     """
 
     workers: tuple[Worker, ...]
@@ -301,11 +332,14 @@ class Job:
 
     @property
     def size(self) -> int:
-        """The number of workers, with and without a log."""
+        """The number of workers of the job, including workers without a log."""
         return max((worker.log.size for worker in self.workers), default=0)
 
     def without_log(self) -> tuple[str, ...]:
-        """The names of workers without a log; "rank n" if no log shows the name."""
+        """Returns the names of the workers without a log.
+
+        If no log contains the name of such a worker, its name is "rank" followed by its rank.
+        """
         names = {rank: f"rank {rank}" for rank in range(self.size)}
         for group in self.groups:
             in_order = all(rank == member.log.rank for rank, member in group.members.items())
@@ -316,10 +350,10 @@ class Job:
 
 
 def merge(logs: Sequence[Log]) -> Job:
-    """Merges logs of one job.
+    """Merges the logs of one job.
 
     Args:
-        logs: at most one per rank, by rank.
+        logs: the logs, in rank order; at most one log for each rank.
     """
     groups: dict[tuple[str, tuple[str, ...]], Group] = {}
     workers = []
@@ -342,12 +376,13 @@ def merge(logs: Sequence[Log]) -> Job:
 
 @dataclass(frozen=True)
 class Total:
-    """Seconds of waiting over the recorded collectives and messages of a worker.
+    """How long a worker waited for others, and others for this worker, in the recorded operations.
 
     Attributes:
-        worker: its name.
-        waited_for: the total wait of the other workers in operations that this worker joined last.
-        waited: its own wait, regardless of the worker that joined last.
+        worker: the worker's name.
+        waited_for: the number of seconds that the other workers waited, in total, in operations
+            that this worker joined last.
+        waited: the number of seconds that this worker waited in all operations.
     """
 
     worker: str
@@ -358,11 +393,12 @@ class Total:
 def add_up(job: Job) -> tuple[Total, ...]:
     """Adds up the waits of each worker.
 
-    A wait begins when the worker begins an operation, and ends when it notices the last rank.
+    A wait begins when the worker begins an operation. It ends when the worker notices that the last
+    of the other ranks has joined the operation.
 
     Returns:
-        The totals of the workers that waited or that others waited for. The worker that others
-        waited for longest is first.
+        The totals of all workers that waited, or for which others waited. The worker for which
+        others waited longest is first.
     """
     waited_for: dict[str, int] = defaultdict(int)
     waited: dict[str, int] = defaultdict(int)

@@ -1,4 +1,4 @@
-"""Formats a diagnosis as text for people, and as JSON."""
+"""Formats a diagnosis of flight logs, as text or as JSON."""
 
 import json
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ _UNKNOWN = "It has left no log, and no other log mentions it."
 
 
 def sentences(finding: Finding) -> list[str]:
-    """Describes a finding in lines; the lines after the first are details.
+    """Describes a finding: the first line is a summary, and further lines contain details.
 
     Example:
         >>> sentences(Failure("worker 1 (b:1) is lost.", ("worker 0 (a:1)",), ("workers",), None))
@@ -154,7 +154,7 @@ def _waited(finding: MissingWorkers) -> str:
 
 
 def _details(one: MissingWorker) -> list[str]:
-    """Describes other known facts about a worker that others wait for."""
+    """Returns sentences about the state of a worker that others wait for."""
     parts = [f"It runs on {one.host}."] if one.host else []
     if one.waits:
         link = one.waits[0]
@@ -205,7 +205,7 @@ def _heard_last(heard: LastReport) -> str:
 
 
 def frames(found: tuple[str, ...]) -> str:
-    """Joins calls, innermost first."""
+    """Joins the descriptions of nested calls; the innermost call must be first."""
     return ", called by ".join(found)
 
 
@@ -246,14 +246,15 @@ def _are(names: tuple[str, ...]) -> str:
 
 
 _MAX_ROWS = 16
-# Logs this many seconds apart are unlikely to be of one failure.
+# If two logs were written more than this number of seconds apart, they are probably not about the
+# same failure.
 _OLD = 60
-# The version of the JSON object's keys.
+# The version of the JSON format.
 _FORMAT = 1
 
 
 def to_text(diagnosis: Diagnosis, folder: Folder) -> str:
-    """Formats the report, most important facts first."""
+    """Formats the diagnosis as text, with the most important facts first."""
     return "\n".join(
         [
             *_head(diagnosis, folder),
@@ -266,7 +267,7 @@ def to_text(diagnosis: Diagnosis, folder: Folder) -> str:
 
 
 def to_json(diagnosis: Diagnosis, folder: Folder) -> str:
-    """Formats the report as one JSON object; docs/guide/monitoring.md lists its keys."""
+    """Formats the diagnosis as a JSON object; docs/guide/monitoring.md lists its keys."""
     findings = [
         {"kind": finding.kind, "text": " ".join(sentences(finding)), **asdict(finding)}
         for finding in diagnosis.findings

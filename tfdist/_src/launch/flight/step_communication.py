@@ -1,4 +1,4 @@
-"""The values that the training steps of a job communicate."""
+"""Collects and describes the values that a job's training steps communicate, from flight logs."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,11 @@ _MAX_LINES = 10
 
 
 def communicated(job: Job) -> tuple[StepCommunication, ...]:
-    """Returns the training step of each model; if workers differ, each of their steps."""
+    """Returns what the training step of each model communicates.
+
+    If workers have traced different steps for a model, the result contains each of these steps. The
+    step that most workers have traced is first.
+    """
     found: dict[str, dict[str, list[tuple[str, Step]]]] = defaultdict(lambda: defaultdict(list))
     for worker in job.workers:
         for step in worker.log.training_steps:
@@ -20,13 +24,14 @@ def communicated(job: Job) -> tuple[StepCommunication, ...]:
     return tuple(
         _step(same, differs=bool(i))
         for programs in found.values()
-        # Sorting is stable: among sets of the same size, the set with the lowest rank is first.
+        # The sort is stable: of several groups of equal size, the group with the lowest rank is
+        # first.
         for i, same in enumerate(sorted(programs.values(), key=lambda same: -len(same)))
     )
 
 
 def _step(same: Sequence[tuple[str, Step]], *, differs: bool) -> StepCommunication:
-    # A worker that has not ended its first step may not know the number of rows.
+    # Until a worker has ended its first step, it may not know the number of rows of the batch.
     step = next((step for _, step in same if step.rows is not None), same[0][1])
     return StepCommunication(
         model=step.model,
@@ -50,7 +55,7 @@ def _value(one: LoggedTransfer) -> CommunicatedValue:
 
 
 def describe(found: Sequence[StepCommunication]) -> Iterator[str]:
-    """Yields the lines of a section; none if no step is known."""
+    """Yields the lines of a section about the steps; no lines if no step is known."""
     if found:
         yield "\nWhat a step communicates:"
     usual: dict[str, StepCommunication] = {}

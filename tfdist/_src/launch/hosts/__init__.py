@@ -1,1 +1,1 @@
-"""Connects the launchers of several hosts, and exchanges their messages while the job runs."""
+"""Connects the launchers of several hosts; they exchange messages while the job runs."""

@@ -1,4 +1,4 @@
-"""Host 0's listener, and the messages between launchers."""
+"""Admits the launchers of other hosts on host 0, and defines the messages between launchers."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ _ADDRESS = re.compile(r"[A-Za-z0-9._:%-]{1,253}")
 
 @dataclass(frozen=True)
 class HostInfo:
-    """One host of a job.
+    """One host of a job, as its launcher describes it.
 
     Attributes:
-        number: its number (`--node-rank`).
-        num_hosts: the number of hosts of the job, as passed to its launcher (`--nnodes`).
-        address: its address for the other workers; "" to use the address of its connection.
-        ports: the ports of its workers.
-        version: its version of tfdist.
-        elastic: whether its workers are replaced while the others continue (`--elastic`).
+        number: the host's number (`--node-rank`).
+        num_hosts: the number of hosts of the job, as passed to this host's launcher (`--nnodes`).
+        address: the address at which other hosts reach the host's workers (`--host`); "" to use the
+            address from which its launcher connects to host 0.
+        ports: the ports of the host's workers.
+        version: the host's version of tfdist.
+        elastic: whether failed workers are replaced while the others continue (`--elastic`).
     """
 
     number: int
@@ -48,15 +49,15 @@ class HostInfo:
 
     @classmethod
     def received(cls, value: object, hello: Identity) -> HostInfo:
-        """Reads a launcher's description of its host, in the form of `dataclasses.asdict`.
+        """Creates a `HostInfo` from the message in which a launcher describes its host.
 
         Args:
-            value: the description; not read if the launcher has another version of tfdist, because
-                the fields may have another meaning there.
-            hello: the launcher's identity.
+            value: the description, a result of `dataclasses.asdict`. It is ignored if the launcher
+                has another version of tfdist, in which its fields may have another meaning.
+            hello: the identity of the launcher, from the handshake.
 
         Raises:
-            ValueError: the value is not a valid host.
+            ValueError: `value` does not describe a valid host.
         """
         if hello.version != __version__:
             return cls(hello.rank, 0, "", (), version=hello.version)
@@ -75,12 +76,12 @@ def rejection(
 
     Args:
         newcomer: the host.
-        source: the address that it connects from.
+        source: the address from which the host's launcher connects.
         this_host: host 0.
-        connected: host number -> address of the hosts connected so far, including host 0.
+        connected: maps the number of each connected host, including host 0, to its address.
 
     Returns:
-        One line to show on all hosts; "" if the host is accepted.
+        The reason, in one line to show on all hosts; "" if the host can be part of the job.
 
     Example:
         >>> a, b = HostInfo(0, 2, "", (4000,)), HostInfo(1, 3, "", (4000,))
@@ -114,13 +115,13 @@ def rejection(
 
 
 def unreachable(addresses: Mapping[int, str]) -> str:
-    """Returns why some hosts could not reach others at these addresses.
+    """Returns why workers could not reach other hosts at these addresses.
 
     Args:
-        addresses: host number -> its address for the other workers.
+        addresses: maps the number of each host to the address at which other hosts should reach it.
 
     Returns:
-        One line to show on all hosts; "" if no problem is known.
+        The reason, in one line to show on all hosts; "" if no problem is known.
     """
     local = [host for host, address in addresses.items() if _is_loopback(address)]
     if len(local) in (0, len(addresses)):
@@ -135,7 +136,7 @@ def worker_addresses(hosts: Mapping[int, tuple[str, tuple[int, ...]]]) -> list[s
     """Returns the address of every worker, in rank order.
 
     Args:
-        hosts: host number -> its address and its workers' ports.
+        hosts: maps the number of each host to its address and the ports of its workers.
 
     Example:
         >>> worker_addresses({1: ("fd00::2", (4000,)), 0: ("10.0.0.1", (4001, 4002))})
@@ -158,23 +159,27 @@ Message = tuple[str, Any]
 _MAX_FRAME = 1 << 20
 _READ_SIZE = 65536
 _SEND_SECONDS = 5.0
-# A host that vanishes silently is detected after about 15 + 3 * 5 seconds.
+# If a host vanishes without closing its connections, for example because of a power failure, the
+# kernel closes them after about 15 + 3 * 5 seconds.
 _KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 30000}
 
 
 class ChannelError(Exception):
-    """The connection is closed. The text is a predicate, such as "closed the connection"."""
+    """A connection has ended.
+
+    The message is the rest of a sentence about the peer, such as "closed the connection".
+    """
 
 
 @dataclass(frozen=True)
 class Start:
-    """Host 0's message that makes another host start its workers.
+    """The message with which host 0 tells another host to start its workers.
 
     Attributes:
         workers: `"host:port"` of every worker of the job, in rank order.
-        first: the rank of the host's first worker.
-        secret: the job's secret; "" if the user has set it on all hosts.
-        running: whether the job is already running and this launcher rejoins it.
+        first: the rank of the first worker of the host that receives the message.
+        secret: the job's secret; "" if the user has set the secret on all hosts.
+        running: whether the job is already running, and the host rejoins it.
     """
 
     workers: tuple[str, ...]
@@ -184,7 +189,7 @@ class Start:
 
 
 class Channel:
-    """Sends and receives messages over a connected socket, which it owns.
+    """Sends and receives messages over a connected socket; `close` closes the socket.
 
     Args:
         connection: the socket, after the handshake.
@@ -195,7 +200,7 @@ class Channel:
     Attributes:
         peer: the IP address of the peer.
         port: the port of the peer.
-        local: the IP address of this end.
+        local: the IP address of this host in the connection.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -212,30 +217,31 @@ class Channel:
         self.local = shown_ip(connection.getsockname())
 
     def fileno(self) -> int:
-        """The descriptor to wait on before `receive`."""
+        """Returns the file descriptor; when it is readable, call `receive`."""
         return self._socket.fileno()
 
     def send(self, kind: str, value: object = None) -> None:
         """Sends one message.
 
-        If the peer is gone, or accepts no data for 5 seconds, the connection ends, and the next
-        `receive` raises `ChannelError`.
+        If the peer is gone, or accepts no data for 5 seconds, this method ends the connection
+        instead of raising an error. A later call of `receive` then raises `ChannelError`.
         """
         try:
             self._socket.sendall(encode({"kind": kind, "value": value}))
         except OSError:
-            # The peer could not read anything after a partial message.
+            # Perhaps only a part of the message was sent. The peer could not decode a message that
+            # follows, so end the connection.
             with contextlib.suppress(OSError):
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def receive(self) -> list[Message]:
-        """Reads arrived data; call it when the descriptor is readable.
+        """Reads the data that has arrived, without waiting.
 
         Returns:
-            The messages that are now complete, possibly none.
+            The messages that are complete now. The list is empty if there are none.
 
         Raises:
-            ChannelError: the connection is closed, or the data received are not messages.
+            ChannelError: the connection has ended, or the received data is not a message.
         """
         try:
             data = self._socket.recv(_READ_SIZE, socket.MSG_DONTWAIT)
@@ -260,12 +266,13 @@ _HOST_SECONDS = 10.0
 
 
 class Newcomers:
-    """The listener, and the connections of launchers that have not described their hosts yet.
+    """Accepts connections of other launchers, and receives the descriptions of their hosts.
 
     Args:
         listener: a listening socket; `close` closes it.
         num_hosts: the number of hosts of the job.
-        secret: the job's secret, which every launcher must prove; "" if none was set.
+        secret: the job's secret. Every launcher must prove that it knows the secret. "" if the user
+            has not set a secret; then launchers need not prove this.
         tls: the TLS contexts; None for connections without TLS.
     """
 
@@ -293,20 +300,24 @@ class Newcomers:
         self._selector.register(listener, selectors.EVENT_READ, accept)
 
     def fileno(self) -> int:
-        """The descriptor to wait on before `take`."""
+        """Returns the file descriptor; when it is readable, call `take`."""
         return self._selector.fileno()
 
     @property
     def is_busy(self) -> bool:
-        """Whether `take` must be called soon, even if the descriptor does not become readable."""
+        """Whether `take` must be called soon even if the descriptor does not become readable.
+
+        This is the case while there are connections that `take` closes after a time limit.
+        """
         return bool(self._silent) or self._acceptor.is_busy
 
     def take(self) -> list[tuple[HostInfo, Channel]]:
-        """Handles new connections and data, without waiting.
+        """Handles new connections and received data, without waiting.
 
         Returns:
-            The hosts that have authenticated and described themselves since the last call. Nothing
-            else has been checked.
+            The hosts that have been described since the last call, with their connections. Their
+            launchers are authenticated. The caller must check everything else, for example with
+            `rejection`.
         """
         for key, _ in self._selector.select(0):
             key.data()
@@ -324,7 +335,7 @@ class Newcomers:
         self._acceptor.reject(channel.peer, channel.port, WireError(f"not admitted: {problem}"))
 
     def close(self) -> None:
-        """Stops listening, and closes the connections that were not taken."""
+        """Stops listening, and closes the connections that `take` has not returned."""
         self._acceptor.close()
         self._listener.close()
         for channel in (*self._silent, *(channel for _, channel in self._arrived)):
@@ -332,13 +343,13 @@ class Newcomers:
         self._selector.close()
 
     def _greet(self, sock: socket.socket, hello: Identity) -> None:
-        """Waits for the description of an authenticated launcher's host."""
-        if len(self._silent) >= self._room:  # without a secret, strangers can authenticate
+        """Begins to wait for the message in which an authenticated launcher describes its host."""
+        if len(self._silent) >= self._room:  # Without a secret, any process can authenticate.
             self._drop(next(iter(self._silent)), "too many launchers at once")
         try:
             channel = Channel(sock)
             self._selector.register(channel, selectors.EVENT_READ, partial(self._read, channel))
-        except OSError:  # The peer is gone, or the socket cannot be watched.
+        except OSError:  # The peer is gone, or the selector cannot register the socket.
             sock.close()
             return
         self._silent[channel] = hello, time.monotonic() + _HOST_SECONDS
@@ -370,25 +381,26 @@ class Newcomers:
 
 
 def screen(theirs: Identity) -> None:
-    """Rejects a peer that is not a launcher; raises WireError."""
+    """Raises WireError if an authenticated peer is not a launcher."""
     if theirs.purpose != LAUNCH:
         raise WireError(f"{theirs} connected for {theirs.purpose!r} to a launcher")
 
 
-# Host number -> its address and the ports of its workers.
+# Maps the number of each host to its address and the ports of its workers.
 Layout = Mapping[int, tuple[str, tuple[int, ...]]]
 
 
 class LateHosts:
-    """Admits the launchers of hosts that were lost.
+    """Lets hosts rejoin the running job after host 0 has lost the connection to their launchers.
 
     Args:
-        newcomers: the listener.
+        newcomers: accepts the connections of the launchers.
         this_host: host 0.
         layout: the addresses and ports of the workers of all hosts.
         secret: the secret to send to the launchers; "" if the user has set it on all hosts.
-        sources: host number -> the only address from which the host may rejoin; None to accept any
-            address, since launchers prove by a secret or TLS that they belong to the job.
+        sources: maps the number of each host to the only address from which it may rejoin. None if
+            hosts may rejoin from any address, because a secret or TLS proves that their launchers
+            belong to the job.
     """
 
     def __init__(
@@ -406,12 +418,12 @@ class LateHosts:
         self._sources = sources
 
     def fileno(self) -> int:
-        """The descriptor to wait on before `admit`."""
+        """Returns the file descriptor; when it is readable, call `admit`."""
         return self._newcomers.fileno()
 
     @property
     def is_busy(self) -> bool:
-        """Whether `admit` must be called soon, even if the descriptor does not become readable."""
+        """Whether `admit` must be called soon even if the descriptor does not become readable."""
         return self._newcomers.is_busy
 
     @property
@@ -420,14 +432,16 @@ class LateHosts:
         return tuple(worker_addresses(self._layout))
 
     def admit(self, connected: Collection[int], *, over: bool) -> dict[int, Channel]:
-        """Handles new connections and data, without waiting.
+        """Handles new connections and received data, without waiting.
+
+        Launchers that cannot join the job receive a message with the reason.
 
         Args:
-            connected: the hosts that are connected now.
-            over: whether the job is ending, so that no host can join.
+            connected: the numbers of the hosts that are connected now.
+            over: whether the job is ending. Then no host can join.
 
         Returns:
-            The connections of the admitted hosts. Refused launchers have received the reason.
+            The connections of the admitted hosts, by host number.
         """
         admitted: dict[int, Channel] = {}
         for host, channel in self._newcomers.take():
@@ -466,10 +480,10 @@ def late_rejection(
 
     Args:
         newcomer: the launcher's host.
-        source: the address that it connects from.
+        source: the address from which the launcher connects.
         this_host: host 0.
-        connected: host number -> address of the currently connected hosts.
-        layout: the addresses and ports of the workers of all hosts so far.
+        connected: maps the number of each host that is connected now to its address.
+        layout: the addresses and ports of the workers of all hosts, before this launcher joins.
         sources: see `LateHosts`.
 
     Example:

@@ -1,4 +1,4 @@
-"""The rendezvous of all hosts at host 0."""
+"""The rendezvous: at the start of a job, the launchers of all other hosts connect to host 0."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ _REPORT_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """The result of the rendezvous, after all hosts of the job have connected.
+    """The result of the rendezvous, on each host.
 
     Attributes:
         addresses: `"host:port"` of every worker of the job, in rank order.
         first: the rank of this host's first worker.
-        channels: open connections by host number: on host 0 to every other host, on the other
-            hosts to host 0.
+        channels: the open connections, by the number of the other host. Host 0 has a connection to
+            every other host, and each other host has a connection to host 0.
         secret: the secret of the job's workers.
-        late_hosts: on host 0 of an elastic job, readmits the launchers of lost hosts.
-        running: whether the job is already running and this launcher rejoins it.
+        late_hosts: on host 0 of an elastic job, lets lost hosts rejoin the job; otherwise None.
+        running: whether the job is already running, and this host rejoins it.
     """
 
     addresses: tuple[str, ...]
@@ -63,10 +63,10 @@ class Rendezvous:
 
 
 class Deadline:
-    """A deadline, with periodic reports about the awaited hosts.
+    """A deadline for the connections of hosts; periodically reports which hosts are missing.
 
     Args:
-        seconds: the time until the deadline.
+        seconds: the number of seconds until the deadline.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -76,28 +76,31 @@ class Deadline:
 
     @property
     def left(self) -> float:
-        """Seconds until the deadline; 0 once it has passed."""
+        """The number of seconds until the deadline; 0 after the deadline."""
         return max(0.0, self._end - time.monotonic())
 
     @property
     def next_check(self) -> float:
-        """Seconds until the earlier of the deadline and the next report."""
+        """The number of seconds until the next report or until the deadline, if that is earlier."""
         return max(0.0, min(self.left, self._next_report - time.monotonic()))
 
     def report_due(self) -> bool:
-        """Whether a report is due; true once per report."""
+        """Returns whether it is time for a report.
+
+        After it has returned True, it returns False until the next report is due.
+        """
         if time.monotonic() < self._next_report:
             return False
         self._next_report = time.monotonic() + _REPORT_SECONDS
         return True
 
     def report(self, awaited: str) -> None:
-        """Prints the awaited hosts, and the time left."""
+        """Prints the names of the missing hosts, and the number of seconds that remain."""
         logger.info(f"waiting for {awaited} ({self.left:.0f} s left)")
 
 
 def format_hosts(hosts: list[int]) -> str:
-    """Formats host numbers: `"host 2"`, or `"hosts 2, 3"`.
+    """Formats host numbers, such as `"host 2"` or `"hosts 2, 3"`.
 
     Example:
         >>> format_hosts([2, 3])
@@ -107,25 +110,27 @@ def format_hosts(hosts: list[int]) -> str:
 
 
 _RETRY_SECONDS = 0.2
-# Host 0 may have started to wait later. It must time out before this host, because its error names
-# the missing hosts.
+# Host 0 and the other hosts wait for missing hosts. Host 0 may begin to wait later than this host,
+# but should give up earlier, because its error message names the missing hosts. Therefore the other
+# hosts wait this number of seconds longer.
 _LONGER_THAN_HOST_0 = 10.0
 
 
 def join(address: tuple[str, int], this_host: HostInfo, options: Options) -> Rendezvous:
-    """Dials host 0 and waits for its answer.
+    """Connects to host 0, and waits until host 0 tells this host to start its workers.
 
     Args:
-        address: host and port of host 0.
+        address: the host name and the port at which host 0 listens.
         this_host: this host.
-        options: `start_timeout` limits the time to dial; `secret` and the TLS options authenticate
-            both ends. Without a secret, host 0 sends a random one.
+        options: `start_timeout` is the time limit for the connection. With `secret` and the TLS
+            options, both hosts prove that they belong to the job. If `secret` is not set, host 0
+            creates a random secret and sends it to this host.
 
     Raises:
-        LaunchError: host 0 does not answer, or cannot start the job.
+        LaunchError: host 0 does not answer, refuses this host, or cannot start the job.
         ClusterError: host 0 has another secret.
-        TlsError: the certificates are unusable, the hosts do not trust each other, or only one of
-            them uses TLS.
+        TlsError: the certificates cannot be used, the hosts do not trust each other, or only one of
+            the two hosts uses TLS.
     """
     tls = Tls.load(options)
     deadline = Deadline(options.start_timeout)
@@ -162,7 +167,7 @@ def join(address: tuple[str, int], this_host: HostInfo, options: Options) -> Ren
 def _dial(
     address: str, server: str, mine: Identity, secret: str, tls: Tls | None, deadline: Deadline
 ) -> Channel:
-    """Connects to host 0; both ends authenticate."""
+    """Connects to host 0, and performs the handshake in which both hosts authenticate."""
     sock = connect(resolve(address), time.monotonic() + deadline.left)
     if tls:
         sock = tls.wrap(sock, dialed=True)
@@ -176,14 +181,19 @@ def _dial(
 
 
 def _messages(channel: Channel, seconds: float) -> Iterator[Message]:
-    """Yields the messages of host 0; raises LaunchError if it refuses this host."""
+    """Yields host 0's messages for at most `seconds`.
+
+    Raises:
+        LaunchError: host 0 refuses this host, or `seconds` have passed.
+    """
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:
         if not select.select([channel], [], [], left)[0]:
             continue
         for kind, value in channel.receive():
             if kind == "refuse":
-                # Without a secret, any process may be host 0: its text must not break lines.
+                # Without a secret, any process can pretend to be host 0. Its text must not contain
+                # line breaks or control characters.
                 text = printable(decode(str, value))
                 raise LaunchError(f"host 0 ({channel.peer}) reports: {text}")
             yield kind, value
@@ -208,18 +218,20 @@ def _await_start(channel: Channel, seconds: float, secret: str) -> Rendezvous:
 
 
 def serve(address: tuple[str, int], this_host: HostInfo, options: Options) -> Rendezvous:
-    """Waits on host 0 until the other hosts have connected.
+    """Waits on host 0 until all other hosts have connected, and tells them to start their workers.
 
     Args:
-        address: host and port to listen on.
-        this_host: this host; if it is elastic, it continues to listen afterwards.
-        options: `start_timeout` limits the wait; `secret` and the TLS options authenticate both
-            ends. Without a secret, a random one is sent to the hosts.
+        address: the host name and the port on which host 0 listens.
+        this_host: host 0. If the job is elastic, host 0 continues to listen after the start, so
+            that lost hosts can rejoin.
+        options: `start_timeout` is the time limit of the wait. With `secret` and the TLS options,
+            the launchers prove to each other that they belong to the job. If `secret` is not set,
+            host 0 creates a random secret and sends it to the other hosts.
 
     Raises:
-        LaunchError: a host is missing at the deadline, or the hosts are incompatible. The
-            connected hosts receive the same message.
-        TlsError: the certificates are unusable.
+        LaunchError: a host is missing at the deadline, or the hosts are incompatible. The hosts
+            that are connected receive the same message.
+        TlsError: the certificates cannot be used.
     """
     tls = Tls.load(options)
     (at,) = worker_addresses({0: (address[0], (address[1],))})
@@ -242,14 +254,15 @@ def serve(address: tuple[str, int], this_host: HostInfo, options: Options) -> Re
 
 
 class _Server:
-    """Host 0's connections to authenticated hosts, and the listener for further hosts.
+    """Host 0 during the rendezvous: waits until all hosts have connected.
 
     Args:
-        newcomers: the listener.
-        this_host: this host.
-        options: `secret` and whether TLS is used.
-        closed: whether only launchers of the job can authenticate. If so, an incompatible
-            host ends the job. Otherwise the peer may be a stranger, and is only refused.
+        newcomers: accepts the connections of the other launchers.
+        this_host: host 0.
+        options: the settings; only `secret` and `tls` are used.
+        closed: whether only launchers of this job can authenticate. If True, the rendezvous fails
+            if an incompatible host connects. If False, such a host may not belong to the job, so
+            host 0 only refuses it and continues to wait.
     """
 
     def __init__(
@@ -272,7 +285,9 @@ class _Server:
 
     def run(self, deadline: Deadline, address: str) -> Rendezvous:
         names = NameChecks()
-        names.begin([address])  # The other hosts dial it, and may resolve it differently.
+        # The other hosts connect to this address. If its name does not resolve on this host, the
+        # reports say so.
+        names.begin([address])
         while missing := self._missing():
             if deadline.report_due():
                 problem = names.problem([address])
@@ -305,7 +320,10 @@ class _Server:
         return [host for host in range(1, self._this_host.num_hosts) if host not in self._hosts]
 
     def _notice(self, number: int) -> None:
-        """Detects whether a connected host has left; hosts send no messages before the start."""
+        """Reads from a connected host, and removes the host if it has closed its connection.
+
+        Hosts send no messages before the start, so received messages are ignored.
+        """
         channel = self._hosts[number][1]
         try:
             channel.receive()
@@ -316,7 +334,11 @@ class _Server:
             logger.warning(f"host {number} ({channel.peer}) left before the start: it {error}")
 
     def _admit(self, channel: Channel, host: HostInfo) -> None:
-        """Adds an authenticated host."""
+        """Adds an authenticated host to the connected hosts, or refuses it.
+
+        Raises:
+            LaunchError: the host belongs to the job, but is incompatible.
+        """
         connected = {number: other.peer for number, (_, other) in self._hosts.items()}
         problem = rejection(host, channel.peer, self._this_host, {0: "host 0 itself", **connected})
         if not problem:
@@ -326,7 +348,7 @@ class _Server:
             channel.send("refuse", problem)
             channel.close()
             raise LaunchError(problem)
-        else:  # The peer may be a stranger.
+        else:  # The host may not belong to this job.
             self._refused = problem
             self._newcomers.refuse(channel, problem)
 
@@ -359,15 +381,20 @@ class _Server:
         return Rendezvous(addresses, first=0, channels=channels, secret=secret, late_hosts=late)
 
     def _own_address(self) -> str:
-        """Returns the address at which other hosts reached this one, preferably not loopback."""
+        """Returns an address of this host to which other hosts have connected.
+
+        Loopback addresses (127.x.x.x) are avoided if possible, because other hosts cannot reach
+        them.
+        """
         reached = [channel.local for _, (_, channel) in sorted(self._hosts.items())]
         return next((address for address in reached if not address.startswith("127.")), reached[0])
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Listens on an IP address of this host, or, given a name, on all of its addresses.
+    """Listens on `host` if it is an IP address of this host; otherwise on all its addresses.
 
-    A host may resolve its own name to loopback, where other hosts cannot reach it.
+    A name other than localhost is not resolved, because a host may resolve its own name to a
+    loopback address, at which other hosts cannot reach it.
     """
     exact = "127.0.0.1" if host == "localhost" else host
     try:
@@ -390,12 +417,15 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 class OtherHosts:
-    """The connections to the other hosts; empty for a job on a single host.
+    """This launcher's connections to other hosts while the job runs.
+
+    A job on a single host has no such connections.
 
     Args:
-        channels: open connections by host number, as in `Rendezvous`.
-        late_hosts: on host 0 of an elastic job, readmits lost hosts.
-        witness: tells the workers of other hosts which workers of this host are dead.
+        channels: the open connections by host number, as in `Rendezvous`.
+        late_hosts: on host 0 of an elastic job, lets lost hosts rejoin the job; otherwise None.
+        witness: tells the workers of other hosts which workers of this host are dead; None if this
+            host has no such service.
     """
 
     def __init__(
@@ -409,49 +439,58 @@ class OtherHosts:
         self._witness = witness
 
     def register(self, poll: select.poll) -> None:
-        """Registers the descriptors to wait on before `receive`, `admit` and `testify`."""
+        """Registers all descriptors with `poll`.
+
+        When one of them is readable, call `receive`, `admit` or `testify`.
+        """
         for one in (*self._channels.values(), self._late, self._witness):
             if one is not None:
                 poll.register(one.fileno(), select.POLLIN)
 
     @property
     def is_busy(self) -> bool:
-        """Whether `admit` and `testify` must be called soon, even without a readable descriptor."""
+        """Whether `admit` and `testify` must be called soon even if no descriptor is readable."""
         return any(one.is_busy for one in (self._late, self._witness) if one is not None)
 
     def descriptors(self) -> dict[int, int]:
-        """Returns the descriptors of the connections by host number."""
+        """Returns the descriptors of the connections to other launchers, by host number."""
         return {host: channel.fileno() for host, channel in self._channels.items()}
 
     def send(self, kind: str, value: object = None) -> None:
-        """Sends a message to all connected hosts: from host 0 to all others, else to host 0."""
+        """Sends a message to all connected hosts.
+
+        Host 0 is connected to all other hosts. Any other host is connected only to host 0.
+        """
         if is_dataclass(value) and not isinstance(value, type):
             value = asdict(value)
         for channel in self._channels.values():
             channel.send(kind, value)
 
     def receive(self, host: int) -> list[Message]:
-        """Reads from a host; call it when the host's descriptor is readable.
+        """Returns the messages that have arrived from a host, without waiting.
 
         Raises:
-            ChannelError: the connection is closed.
+            ChannelError: the connection has ended, or the received data is not a message.
         """
         return self._channels[host].receive()
 
     def drop(self, host: int) -> str:
-        """Closes the connection to a host; returns its IP address."""
+        """Closes the connection to a host, and returns the IP address of the host."""
         channel = self._channels.pop(host)
         channel.close()
         return channel.peer
 
     def admit(self, *, over: bool) -> tuple[dict[int, str], tuple[str, ...]]:
-        """Readmits lost hosts after their launchers were restarted, without waiting.
+        """Admits lost hosts after their new launchers have connected to host 0.
+
+        Returns immediately if there are no such hosts.
 
         Args:
-            over: whether the job is ending, so that no host can join.
+            over: whether the job is ending. Then no host can join.
 
         Returns:
-            The IP addresses of the admitted hosts by number, and the addresses of all workers.
+            A dict from the number of each admitted host to its IP address, and the addresses of all
+            workers of the job.
         """
         if self._late is None:
             return {}, ()
@@ -460,7 +499,7 @@ class OtherHosts:
         return {host: c.peer for host, c in admitted.items()}, self._late.addresses
 
     def testify(self) -> None:
-        """Answers workers of other hosts that ask whether a worker of this host is dead."""
+        """Answers workers of other hosts that have asked whether a worker of this host is dead."""
         if self._witness is not None:
             self._witness.serve()
 

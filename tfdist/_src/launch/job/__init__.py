@@ -1,1 +1,1 @@
-"""The workers of one host: planning, starting, supervising, logging and stopping them."""
+"""Plans, starts, observes and stops the workers of one host, and routes their output."""

@@ -1,4 +1,4 @@
-"""Failures and losses: their data, the choice of the decisive failure, and messages about them."""
+"""Failures of workers and hosts: their data, their causes, and the messages about them."""
 
 import enum
 import math
@@ -16,21 +16,25 @@ from tfdist._src.options import PREEMPTED, SIGNAL_BASE
 from tfdist._src.progress_file import Progress, UncaughtException
 
 _T = TypeVar("_T")
-# Larger numbers are not accepted by clocks and system calls.
+# Messages with larger numbers are rejected, because clocks and system calls do not accept them.
 _MAX_INTEGER = 1 << 53
 _MAX_SECONDS = 1e11
 
 
 def decode(kind: type[_T], value: object) -> _T:
-    """Reads a value received as JSON; the inverse of `dataclasses.asdict`.
+    """Converts a value that was received as JSON to a Python type.
+
+    For dataclasses, this is the inverse of `dataclasses.asdict`.
 
     Args:
-        kind: `int`, `float`, `str`, `bool`, an `IntEnum`, `tuple[X, ...]`, or a dataclass of these
-            and of `X | None`. A dataclass may raise ValueError for invalid values of these types.
-        value: a result of `json.loads`.
+        kind: the type: `int`, `float`, `str`, `bool`, an `IntEnum`, `tuple[X, ...]`, or a
+            dataclass. The attributes of the dataclass must have these types or types such as
+            `X | None`. Its constructor may raise ValueError if the value of an attribute is
+            invalid.
+        value: the value, a result of `json.loads`.
 
     Raises:
-        ValueError: the value is not of this kind.
+        ValueError: the value does not have the type `kind`.
 
     Example:
         >>> decode(tuple[int, ...], [1, 2])
@@ -63,20 +67,20 @@ def _read(kind: Any, value: Any) -> Any:
     raise ValueError(f"sent something that is not {kind!r}")
 
 
-# Exceptions of a worker that has lost another worker.
+# The names of the exceptions that a worker raises if it has lost another worker.
 _LOST_PEER = ("PeerLostError", "UnavailableError")
-# The line of a traceback that names the exception, and the lines between chained exceptions.
+# The line of a traceback that names the exception, and the lines between two chained exceptions.
 _EXCEPTION = re.compile(r"(?:\w+\.)*(\w*(?:Error|Exception|Interrupt|Exit))(?::\s*(.*)|$)")
 _CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
 
 
 class Doubt(enum.IntEnum):
-    """The likelihood that a failure is merely the consequence of another failure."""
+    """How likely it is that a failure is only the consequence of another failure."""
 
     NONE = 0
-    UNSEEN = 1  # Unknown, because the worker's last lines went to the terminal.
-    VICTIM = 2
-    PREEMPTED = 3  # Not a failure if the other workers also save their state.
+    UNSEEN = 1  # The launcher cannot tell, because the worker's output went to the terminal.
+    VICTIM = 2  # The worker has failed because it has lost another worker.
+    PREEMPTED = 3  # The worker has saved its state. No failure if all other workers do so, too.
 
 
 @dataclass(frozen=True)
@@ -84,21 +88,22 @@ class Failure:
     """The failure of one worker or one host.
 
     Attributes:
-        host: the host's number.
-        subject: `"worker 3"`, `"host 1"` or `"this command"`.
-        event: the event; `subject` and `event` form a sentence.
-        code: the launcher's exit code.
-        doubt: the likelihood that another failure is the cause.
-        tail: the last lines of output.
-        rank: the worker's rank; None for a host or the command.
-        log: the path of the worker's log on its host; "" if its output went to the terminal.
-        status: the worker's exit code, or the negative signal number; None for a host or the
-            command.
-        time: the time of the failure, in seconds since 1970.
+        host: the number of the host on which the failure has occurred.
+        subject: what has failed: `"worker 3"`, `"host 1"` or `"this command"`.
+        event: what has happened, as a predicate: `subject` and `event` form a sentence.
+        code: the exit code of the launcher if this failure ends the job.
+        doubt: how likely the failure is only the consequence of another failure.
+        tail: the last lines of the worker's output.
+        rank: the worker's rank; None if a host or a launcher has failed.
+        log: the path of the worker's log file on its host; "" if its output went to the terminal.
+        status: the worker's exit code, or the negative number of the signal that killed the worker;
+            None if a host or a launcher has failed.
+        time: when the failure has occurred, in seconds since 1970.
         step: the number of training steps that the job had completed; None if unknown.
-        classes: the class of the exception that ended the worker, and its bases, if known.
-        message: the first line of that exception's message.
-        stopped: whether a launcher was asked to stop.
+        classes: the names of the class and the base classes of the exception that ended the worker;
+            empty if unknown.
+        message: the first line of the message of this exception.
+        stopped: whether the failure is that a signal asked a launcher to stop.
     """
 
     host: int
@@ -127,12 +132,12 @@ class Failure:
 
     @property
     def cause(self) -> str:
-        """The exception that caused the failure; "" if unknown."""
+        """The class name and the message of the exception that ended the worker; "" if unknown."""
         return ": ".join(filter(None, (*self.classes[:1], self.message)))
 
     @property
     def preemption(self) -> bool:
-        """Whether the workers have been asked to stop, and may save their state first."""
+        """Whether the workers have been asked to stop, but have time to save their state first."""
         asked = self.stopped and self.code != SIGNAL_BASE + signal.SIGINT
         return asked or self.doubt == Doubt.PREEMPTED
 
@@ -150,13 +155,14 @@ def worker_failure(
     """Returns the failure of a worker that exited with an error.
 
     Args:
-        host: the number of its host.
-        rank: its rank in the job.
-        status: its exit code, or the negative signal number.
-        tail: its last lines of output.
-        log: the path of its log; "" if its output went to the terminal, which was not read.
-        progress: the progress that it reported.
-        time: the time of the exit, in seconds since 1970.
+        host: the number of the worker's host.
+        rank: the worker's rank in the job.
+        status: the worker's exit code, or the negative number of the signal that killed it.
+        tail: the last lines of the worker's output.
+        log: the path of the worker's log file; "" if its output went to the terminal, so that the
+            launcher has not read it.
+        progress: the progress that the worker has reported.
+        time: when the worker exited, in seconds since 1970.
 
     Example:
         >>> failure = worker_failure(host=0, rank=1, status=-11, tail=[], log="worker-1.log")
@@ -168,7 +174,8 @@ def worker_failure(
     if status < 0:
         hint = ", often because the host ran out of memory" if status == -9 else ""
         event, code = f"was killed by {signal_name(-status)}{hint}", SIGNAL_BASE - status
-        doubt = Doubt.NONE  # No worker is killed by a signal because it has lost a peer.
+        # A worker that has lost a peer raises an exception. So a signal has another cause.
+        doubt = Doubt.NONE
     elif status == PREEMPTED:
         event, code = f"has saved its state and exited with code {status}", status
         doubt = Doubt.PREEMPTED
@@ -200,7 +207,12 @@ def worker_failure(
 
 
 def _last_exceptions(tail: Sequence[str]) -> list[tuple[str, str]]:
-    """Returns class and message of the last exception in a worker's output, and of its causes."""
+    """Finds the last exception in a worker's output, and the exceptions that are chained to it.
+
+    Returns:
+        The class name and the message of each of these exceptions, the last exception first. Both
+        are empty between two chained exceptions.
+    """
     found: list[tuple[str, str]] = []
     for line in reversed(tail):
         if line.startswith(_CHAINED):
@@ -217,7 +229,7 @@ def _last_raised(found: Sequence[tuple[str, str]]) -> UncaughtException | None:
 
 
 def stopped_by(host: int, number: signal.Signals) -> Failure:
-    """Returns the failure of a launcher that was stopped by a signal."""
+    """Returns a failure that says that a signal asked the launcher of a host to stop."""
     subject = "this command" if host == 0 else f"the command on host {host}"
     return Failure(
         host=host,
@@ -230,7 +242,7 @@ def stopped_by(host: int, number: signal.Signals) -> Failure:
 
 
 def lost_host(host: int, address: str) -> Failure:
-    """Returns the failure of a host whose connection was lost."""
+    """Returns a failure that says that the connection to a host was lost."""
     return Failure(
         host=host,
         subject=f"host {host} ({address})",
@@ -241,18 +253,21 @@ def lost_host(host: int, address: str) -> Failure:
 
 
 class FirstFailure:
-    """Chooses the failure that caused the others, without reading a clock.
+    """Chooses the failure that probably caused all other failures of a job.
 
-    A clear failure is chosen immediately. After a doubtful failure, the choice is delayed, since a
-    clearer failure may follow. Then the least doubtful failure is chosen, or the earliest of
-    several equally doubtful failures.
+    A failure is doubtful if another failure may have caused it (see `Doubt`); otherwise it is
+    clear. A clear failure is chosen immediately. After a doubtful failure, the choice is delayed,
+    because a clearer failure may follow. After the delay, the least doubtful failure is chosen; if
+    several failures are equally doubtful, the earliest of them.
+
+    This class does not read a clock: the caller passes the current time.
 
     Args:
-        delay: seconds between a doubtful failure and the choice.
-        patience: additional seconds after a worker has exited with code 75, so that the other
-            workers may also save their state and exit.
-        decides: False if the choice is also delayed after a clear failure, because another host
-            decides.
+        delay: the number of seconds between a doubtful failure and the choice.
+        patience: the number of additional seconds if the failure is that a worker has exited with
+            code 75. In this time, the other workers may also save their state and exit.
+        decides: whether this host makes the choice for all hosts. If not, the choice is also
+            delayed after a clear failure, so that the choice of the other host can arrive.
 
     Example:
         >>> first = FirstFailure(delay=1.0)
@@ -269,7 +284,7 @@ class FirstFailure:
         self.deadline: float | None = None
 
     def add(self, failure: Failure, now: float) -> None:
-        """Adds a failure; must be called in the order of the failures."""
+        """Adds a failure; the failures must be added in the order in which they have occurred."""
         self._candidates.append(failure)
         delay = 0.0 if failure.doubt == Doubt.NONE and self._decides else self._delay
         if failure.doubt == Doubt.PREEMPTED:
@@ -277,13 +292,13 @@ class FirstFailure:
         self.deadline = min(now + delay, math.inf if self.deadline is None else self.deadline)
 
     def decided(self, now: float) -> Failure | None:
-        """Returns the chosen failure; None without failures, or during the delay."""
+        """Returns the chosen failure; None if there is no failure, or the delay has not passed."""
         if self.deadline is None or now < self.deadline:
             return None
         return self.most_likely()
 
     def most_likely(self) -> Failure | None:
-        """Returns the most likely cause among the failures so far."""
+        """Returns the most likely cause among the failures so far; None if there are none."""
         return min(self._candidates, key=lambda failure: failure.doubt, default=None)
 
 
@@ -293,9 +308,9 @@ class Loss:
 
     Attributes:
         failure: the failure of a worker or a host.
-        fate: the reaction, such as `"replaced at once"`.
-        final: whether no replacement is started.
-        late: whether another worker had already completed the training.
+        fate: how the launcher reacts to the failure, such as `"replaced at once"`.
+        final: whether the worker or host is lost for good, because it is not replaced.
+        late: whether another worker had completed the training before the failure.
     """
 
     failure: Failure
@@ -305,25 +320,26 @@ class Loss:
 
 
 def decisive(losses: Sequence[Loss], *, completed: bool, left: bool) -> Failure | None:
-    """Returns the failure that makes the job fail; None if it has not failed.
+    """Returns the failure that makes an elastic job fail; None if the job does not fail.
 
-    The loss of a worker does not fail the job if the others complete the training or save their
-    state on request. A failure after another worker has completed the training does fail the job.
+    The job does not fail if it loses a worker and the other workers complete the training, or save
+    their state on request. It does fail if a worker fails after another worker has completed the
+    training.
 
     Args:
-        losses: the losses, in order.
-        completed: whether at least one worker ended with 0.
-        left: whether at least one worker ended with 75, after it saved its state.
+        losses: the losses, in the order in which they have occurred.
+        completed: whether at least one worker has exited with code 0.
+        left: whether at least one worker has saved its state and exited with code 75.
     """
     failures = [loss.failure for loss in losses if loss.late]
     if not failures and not (completed or left):
         failures = [loss.failure for loss in losses if loss.final]
-    # The earliest failure that is not merely the consequence of another one, if any.
+    # Prefer the earliest failure that is not only the consequence of another failure.
     return min(failures, key=lambda failure: failure.doubt == Doubt.VICTIM, default=None)
 
 
 def signal_name(number: int) -> str:
-    """Returns `SIGKILL` for 9, and `signal 77` for a number without a name."""
+    """Returns the name of a signal, such as `SIGKILL`; `signal 77` if 77 is not a known signal."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -337,15 +353,15 @@ SAVED = (
 
 
 def describe(failure: Failure, host: int, log_dir: Path | None) -> str:
-    """Describes the first failure, and where to find its output.
+    """Describes the first failure of a job, and where to find the output of the failed worker.
 
     Args:
         failure: the first failure of the job.
         host: the number of this host.
-        log_dir: the directory with this host's log files; None if there are none.
+        log_dir: the directory with the log files of this host's workers; None if there are none.
 
     Returns:
-        One or several lines.
+        One or more lines.
 
     Example:
         >>> failure = Failure(host=0, subject="worker 0", event="failed with exit code 3", code=3,
@@ -370,24 +386,24 @@ def describe(failure: Failure, host: int, log_dir: Path | None) -> str:
     return "\n".join(lines)
 
 
-# Messages about restarts of all workers.
+# The messages below are for jobs in which all workers restart together.
 
 
 def describe_restart(number: int, limit: int, delay: float, failure: Failure) -> str:
-    """Announces a restart of the job: its time, and its reason.
+    """Returns a message that announces when all workers will restart, and why.
 
     Args:
-        number: the number of the restart.
-        limit: the number of restarts allowed.
-        delay: seconds until the restart.
-        failure: the reason.
+        number: the number of the restart; 1 for the first restart.
+        limit: the maximum number of restarts.
+        delay: the number of seconds until the restart.
+        failure: the failure that is the reason for the restart.
     """
     at = time.strftime("%H:%M:%S", time.localtime(time.time() + delay))
     return f"Restart {number} of {limit} in {delay:g} s, at {at}, because {clause(failure)}."
 
 
 def describe_success(failures: Sequence[Failure]) -> str:
-    """Lists the failures of a job that finally succeeded; "" if it never failed."""
+    """Lists the failures of a job that has succeeded after restarts; "" if there are none."""
     if not failures:
         return ""
     times = _times(len(failures))
@@ -395,11 +411,16 @@ def describe_success(failures: Sequence[Failure]) -> str:
 
 
 def describe_failures(failures: Sequence[Failure], reason: str) -> str:
-    """Lists the failures of a failed job; "" if there is one failure only, and no reason.
+    """Lists the failures of a job that has failed, and says why the job is not restarted.
 
     Args:
         failures: the first failure of each generation.
-        reason: why the job is not restarted, as a clause; "" if restarts were not requested.
+        reason: why the job is not restarted, as a clause; "" if the user has not requested
+            restarts.
+
+    Returns:
+        One or more lines. "" if there is only one failure, which has already been printed, and no
+        reason.
 
     Example:
         >>> killed = Failure(host=0, subject="worker 1", event="was killed by SIGKILL", code=137,
@@ -426,15 +447,15 @@ def _history(failures: Sequence[Failure]) -> str:
     )
 
 
-# Messages about the replacement of one worker.
+# The messages below are for elastic jobs, in which only the failed worker is replaced.
 
 
 def describe_loss(loss: Loss, *, others: bool) -> str:
-    """Describes a loss, in one line.
+    """Describes a loss in one line.
 
     Args:
         loss: the loss.
-        others: whether other workers are running.
+        others: whether any other worker of the job is running.
 
     Example:
         >>> killed = Failure(host=0, subject="worker 1", event="was killed by SIGKILL", code=137,
@@ -453,23 +474,26 @@ def describe_loss(loss: Loss, *, others: bool) -> str:
 
 
 def describe_leave(failure: Failure, *, others: bool) -> str:
-    """Describes a worker that left on request, in one line."""
+    """Describes, in one line, a worker that was asked to stop and has saved its state."""
     return f"{failure}{' The others continue without it.' if others else ''}"
 
 
 def mark(rank: int, replacement: str) -> str:
-    """Returns the line in a worker's log that precedes the output of its replacement."""
+    """Returns a line that separates a worker's output from its replacement's in the log file."""
     now = time.strftime("%Y-%m-%d %H:%M:%S")
     return f"--- tfdist run: {replacement} of worker {rank} starts at {now} ---"
 
 
 def describe_end(losses: Sequence[Loss], code: int, *, completed: bool) -> str:
-    """Describes the end of the job, with every loss; "" if there is nothing to report.
+    """Describes how an elastic job has ended, and lists all losses.
 
     Args:
-        losses: the losses, in order.
-        code: the exit code.
+        losses: the losses, in the order in which they have occurred.
+        code: the exit code of the job.
         completed: whether any worker has completed the training.
+
+    Returns:
+        One or more lines; "" if there are no losses and the exit code is not 75.
     """
     if not losses and code != PREEMPTED:
         return ""
@@ -489,12 +513,12 @@ def describe_end(losses: Sequence[Loss], code: int, *, completed: bool) -> str:
 
 
 def clause(failure: Failure) -> str:
-    """Returns the failure with its step and cause, as a clause."""
+    """Describes a failure, the step after which it occurred, and its cause, as a clause."""
     cause = f" ({failure.cause})" if failure.cause else ""
     place = "" if failure.step is not None or failure.rank is None else ", at no known step"
     return f"{str(failure).removesuffix('.')}{cause}{place}"
 
 
 def date(seconds: float) -> str:
-    """Formats seconds since 1970 as local time."""
+    """Formats a time in seconds since 1970 as a local date and time."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

@@ -21,10 +21,10 @@ _TAIL_WIDTH = 500
 
 
 class LineAssembler:
-    """Assembles complete, prefixed lines from output that arrives in pieces.
+    """Assembles whole lines with a prefix from output that arrives in pieces.
 
-    If a line is rewritten with carriage returns, as in a progress bar, only its last state is kept.
-    Lines longer than 64 KiB are split.
+    If the output rewrites a line with carriage returns, as a progress bar does, only the last
+    version of the line is kept. Lines longer than 64 KiB are split.
 
     Args:
         prefix: the text before each line.
@@ -40,7 +40,7 @@ class LineAssembler:
         self._rest = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Adds output, and returns the completed lines with the prefix."""
+        """Adds a piece of output, and returns the lines that are complete now, with the prefix."""
         *lines, rest = (self._rest + data).split(b"\n")
         while len(rest) > _MAX_LINE:
             lines.append(rest[:_MAX_LINE])
@@ -49,7 +49,7 @@ class LineAssembler:
         return b"".join(self._prefix + _last_state(line) + b"\n" for line in lines)
 
     def flush(self) -> bytes:
-        """Returns the unfinished line with the prefix; b"" if the last line was complete."""
+        """Ends and returns the unfinished line, with the prefix; b"" if there is none."""
         return self.feed(b"\n") if self._rest else b""
 
 
@@ -57,9 +57,10 @@ def last_lines(path: Path, count: int, start: int = 0) -> list[str]:
     """Returns the last lines of a file, each truncated to 500 characters.
 
     Args:
-        path: the file, which may be missing or not UTF-8.
+        path: the file. If it cannot be read, no lines are returned. Bytes that are not UTF-8 are
+            replaced.
         count: the maximum number of lines.
-        start: the position in the file to begin at.
+        start: the position in the file at which the lines begin. Earlier lines are ignored.
     """
     try:
         with path.open("rb") as file:
@@ -79,13 +80,14 @@ _READ_SIZE = 65536
 _READS_AT_ONCE = 16
 _TAIL_LINES = 20
 _CHIEF = 0
-# A write of up to this size to a pipe is atomic, and fits once poll reports the pipe as writable.
+# A write of at most this number of bytes to a pipe is atomic. It also does not block if poll has
+# reported that the pipe is writable.
 _ATOMIC = select.PIPE_BUF
 
 
 @dataclass
 class _Copy:
-    """A worker's pipe and its destinations."""
+    """The pipe from which a worker's output is read, and the places to which it is copied."""
 
     pipe: int
     log: BinaryIO
@@ -93,16 +95,19 @@ class _Copy:
 
 
 class Output:
-    """Routes the output of this host's workers.
+    """Routes the output of this host's workers to the terminal, to log files, or to both.
 
-    The chief inherits the launcher's streams, unless the mode is `"none"`, so that its progress bar
-    is drawn correctly. Every other worker writes to a log file. In the mode `"all"`, every other
-    worker writes to a pipe instead. The launcher copies this output to the log file, and to its own
-    stdout with the rank before each line.
+    The chief inherits the launcher's stdin, stdout and stderr, so that its progress bar is drawn
+    correctly. All other workers write to log files. The mode changes this:
+
+    - In the mode `"none"`, the chief also writes to a log file.
+    - In the mode `"all"`, all workers except the chief write to pipes. The launcher copies their
+      output to the log files, and also to its own stdout, with the rank before each line.
 
     Args:
         mode: a member of `run_options.OUTPUTS`.
-        log_dir: the directory for the files, created if missing; None for a temporary one.
+        log_dir: the directory of the log files, which is created if it does not exist; None for a
+            temporary directory.
 
     Raises:
         LaunchError: the directory cannot be created.
@@ -128,7 +133,9 @@ class Output:
         self._starts: dict[int, int] = {}
 
     def begin(self, generation: int) -> None:
-        """Begins a generation in its own folder, so that files of earlier generations are kept.
+        """Begins a new generation of workers.
+
+        Each generation has its own folder, so that the log files of earlier generations are kept.
 
         Raises:
             LaunchError: the folder cannot be created.
@@ -143,7 +150,7 @@ class Output:
 
     @staticmethod
     def of_generation(folder: Path, generation: int) -> Path:
-        """Returns the folder for the files of a generation; the first one uses the given folder.
+        """Returns the folder for the files of a generation; for generation 0, `folder` itself.
 
         Example:
             >>> Output.of_generation(Path("logs"), 2)
@@ -152,24 +159,24 @@ class Output:
         return folder / f"restart-{generation}" if generation else folder
 
     def inherited(self, rank: int) -> bool:
-        """Whether this worker inherits the launcher's streams."""
+        """Returns whether a worker inherits the launcher's stdin, stdout and stderr."""
         return rank == _CHIEF and self._mode != "none"
 
     def log(self, rank: int) -> Path:
-        """Returns the path of this worker's log file in this generation; the file may not exist."""
+        """Returns the path of a worker's log file in this generation; the file may not exist."""
         return self._folder / f"worker-{rank}.log"
 
     @contextlib.contextmanager
     def streams(self, rank: int, mark: str = "") -> Iterator[tuple[Stream, Stream, Stream]]:
-        """Provides the stdin, stdout and stderr of a new worker, as a context manager.
+        """Returns a context manager that provides the stdin, stdout and stderr of a new worker.
 
-        On exit, closes the launcher's copies of the descriptors. The pipe then ends when the worker
-        exits.
+        When the context ends, the launcher's copies of the descriptors are closed. Therefore the
+        launcher reads the end of the worker's pipe when the worker exits.
 
         Args:
             rank: the worker's rank.
-            mark: the line between the replaced worker's output and the new worker's output in the
-                log; "" to overwrite the log.
+            mark: the line that separates the output of the replaced worker from the output of the
+                new worker in the log file; "" to overwrite the log file.
 
         Raises:
             LaunchError: the log file cannot be written.
@@ -208,15 +215,16 @@ class Output:
         try:
             log.write(f"{mark}\n".encode())
         except OSError:
-            pass  # A full disk is no reason to stop the job.
+            pass  # Do not stop the job because the disk is full.
         self._starts[rank] = log.tell()
         return log
 
     def pipes(self) -> dict[int, int]:
-        """Returns the file descriptors to wait on, by rank; read them with `copy`.
+        """Returns the file descriptors of the workers' pipes, by rank.
 
-        Returns no descriptors while the reader of the launcher's stdout is behind. Then the workers
-        block when they write, like rank 0, but the launcher does not block.
+        When a descriptor is readable, call `copy`. If the reader of the launcher's stdout is too
+        slow, no descriptors are returned, so that the launcher reads no further output. Then the
+        workers block when they write, but the launcher does not block.
         """
         self._shown.advance()
         if self._shown.is_behind:
@@ -224,16 +232,17 @@ class Output:
         return {rank: copy.pipe for rank, copy in self._copies.items()}
 
     def register(self, poll: select.poll) -> None:
-        """Registers the workers' pipes, and stdout if lines are waiting for it."""
+        """Registers the workers' pipes with `poll`, and also stdout while lines are pending."""
         for pipe in self.pipes().values():
             poll.register(pipe, select.POLLIN)
         if self._shown.is_behind:
             poll.register(self._shown.descriptor, select.POLLOUT)
 
     def copy(self, rank: int) -> None:
-        """Copies a worker's available output, and closes the pipe at its end."""
+        """Copies the output that a worker has written; if the pipe has ended, closes it."""
         copy = self._copies[rank]
-        # Bounded, so that one worker that never pauses does not starve the others.
+        # The number of reads is limited, so that the launcher also serves other workers if one
+        # worker writes without a pause.
         for _ in range(_READS_AT_ONCE):
             try:
                 data = os.read(copy.pipe, _READ_SIZE)
@@ -245,42 +254,43 @@ class Output:
             try:
                 copy.log.write(data)
             except OSError:
-                pass  # A full disk is no reason to stop the job.
+                pass  # Do not stop the job because the disk is full.
             self._shown.write(copy.lines.feed(data))
 
     def tail(self, rank: int) -> list[str]:
-        """Returns an exited worker's last lines; none if they went only to the terminal."""
+        """Returns the last lines of a worker's output; none if they went only to the terminal."""
         if self.inherited(rank):
             return []
         return last_lines(self.log(rank), _TAIL_LINES, self._starts.get(rank, 0))
 
     @property
     def directory(self) -> Path:
-        """The directory for the files of all generations, an absolute path."""
+        """The absolute path of the directory that contains the files of all generations."""
         return self._directory
 
     def written(self) -> Path | None:
-        """Returns the directory with this generation's log files; None if there are none."""
+        """Returns the folder with this generation's log files; None if there are no log files."""
         logs = (*self._folder.glob("worker-*.log"), *self._folder.glob("flight-*.json"))
         return self._folder if logs else None
 
     def is_empty(self) -> bool:
-        """Whether no generation has written a file."""
+        """Returns whether the directory contains no file of any generation."""
         return not any(path.is_file() for path in self._directory.rglob("*"))
 
     def finish(self, rank: int) -> None:
         """Copies the remaining output of a worker that has exited."""
         if rank in self._copies:
             self.copy(rank)
-        if rank in self._copies:  # A process outside the worker's group keeps the pipe open.
+        # If the pipe has not ended, a process outside the worker's process group holds it open.
+        if rank in self._copies:
             self._close(rank)
 
     def show_rest(self) -> None:
-        """Shows all copied output; waits for the reader of the launcher's stdout."""
+        """Writes the rest of the output to the launcher's stdout, and waits until it is written."""
         self._shown.finish()
 
     def remove(self) -> None:
-        """Removes the directory if it is temporary."""
+        """Removes the directory if it is a temporary directory."""
         if self._temporary:
             shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -292,15 +302,17 @@ class Output:
 
 
 class ShownOutput:
-    """Writes to the launcher's stdout without waiting for its reader.
+    """Writes lines to the launcher's stdout, without blocking if its reader is slow.
 
-    Accepts whole lines; other processes may write to the same descriptor.
+    Lines that cannot be written yet are kept, and are called pending. The caller must pass whole
+    lines, because other processes, such as the chief, may write to the same pipe or terminal.
 
     Args:
-        target: the descriptor.
+        target: the file descriptor of stdout.
 
     Attributes:
-        descriptor: the descriptor to wait on for writing while lines are pending.
+        descriptor: the descriptor that is used to write. While lines are pending, wait until it is
+            writable, and then call `advance`.
     """
 
     def __init__(self, target: int = 1) -> None:
@@ -309,27 +321,27 @@ class ShownOutput:
 
     @property
     def is_behind(self) -> bool:
-        """Whether lines are pending."""
+        """Whether any lines are pending."""
         return bool(self._backlog)
 
     def write(self, lines: bytes) -> None:
-        """Writes lines, after the pending ones."""
+        """Writes lines after the pending lines, as far as possible without blocking."""
         self._backlog += lines
         self.advance()
 
     def advance(self) -> None:
-        """Writes pending lines without blocking."""
+        """Writes as many pending lines as possible without blocking."""
         while self._backlog and self._writable(0):
             end = self._backlog.rfind(b"\n", 0, _ATOMIC) + 1 or _ATOMIC
             try:
                 del self._backlog[: os.write(self.descriptor, self._backlog[:end])]
             except BlockingIOError:
                 return
-            except OSError:  # The reader is gone; the log files still receive everything.
+            except OSError:  # The reader is gone. The log files still contain all output.
                 self._backlog.clear()
 
     def finish(self) -> None:
-        """Writes all pending lines; blocks until all are written."""
+        """Writes all pending lines, and blocks until they are written."""
         while self._backlog:
             self._writable(None)
             self.advance()
@@ -341,7 +353,11 @@ class ShownOutput:
 
 
 def _without_waiting(target: int) -> int:
-    """Opens the same pipe or terminal in non-blocking mode; other processes' writes still block."""
+    """Opens the pipe or terminal of the descriptor `target` once more, in non-blocking mode.
+
+    The mode of `target` itself does not change, because other processes also write to it. If
+    `target` is neither a pipe nor a terminal, returns `target`.
+    """
     with contextlib.suppress(OSError):
         kind = os.fstat(target).st_mode
         if stat.S_ISFIFO(kind) or stat.S_ISCHR(kind):

@@ -1,4 +1,4 @@
-"""Free ports for the workers, reserved while the job runs."""
+"""Finds free ports for the workers, and reserves them while the job runs."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from tfdist.errors import LaunchError
 
 
 class Reservation:
-    """Reserves ports of this host for the workers, until closed.
+    """Reserves free ports of this host for the workers, until `close` is called.
 
-    Each port is held by a socket that is bound to every address of the host with SO_REUSEADDR and
-    never listens. Linux then lets a worker that also sets SO_REUSEADDR (as TensorFlow's gRPC server
-    and `socket.create_server` do) bind the port and listen on it, on one address or on all. A
-    program that requests any free port gets another port, outgoing connections do not use the
-    reserved port, and binding it without SO_REUSEADDR fails. Connections are refused until the
-    worker listens.
+    For each port, this process has a socket that sets SO_REUSEADDR, is bound to the port on all
+    addresses of the host, and never listens. A worker can still bind the port and listen on it, on
+    one address or on all, if it also sets SO_REUSEADDR. TensorFlow's gRPC server and
+    `socket.create_server` do this. Other programs do not get the port by accident: Linux neither
+    uses it for outgoing connections nor assigns it to a program that requests any free port. A
+    program that binds the port without SO_REUSEADDR fails. Until the worker listens, connections to
+    the port are refused.
 
     Args:
         count: the number of ports.
-        avoid: a port that is needed elsewhere in the job.
+        avoid: a port that must not be reserved, because the job needs it for another purpose.
 
     Attributes:
         ports: the port numbers, all different.
@@ -41,7 +42,8 @@ class Reservation:
             while len(self._sockets) < count:
                 held = _hold_any()
                 if held.getsockname()[1] == avoid:
-                    refused.append(held)  # Keep it open, so that the next one differs.
+                    # Keep the socket open, so that the system does not assign the same port again.
+                    refused.append(held)
                 else:
                     self._sockets.append(held)
         except OSError as error:

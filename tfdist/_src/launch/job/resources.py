@@ -1,4 +1,4 @@
-"""The cores and GPUs of this host, and their division among its workers."""
+"""Counts the cores and GPUs of this host, and divides them among its workers."""
 
 import os
 import re
@@ -7,16 +7,18 @@ from pathlib import Path
 
 from tfdist.errors import LaunchError
 
-# A blocked collective occupies an inter-op thread. If there were one thread only, the operation
-# that the other workers wait for could not run.
+# A collective that waits for other workers occupies an inter-op thread. With only one thread, the
+# operation for which the other workers wait could never run.
 _MIN_INTEROP_THREADS = 2
 
 
 def available_cores() -> int:
-    """Returns the number of cores this process may use, by affinity mask and cgroup CPU quota.
+    """Returns the number of cores that this process may use.
+
+    The CPU affinity mask of the process and the CPU quota of its cgroup limit the number.
 
     Returns:
-        The number of cores, at least 1. A quota of 2.5 cores counts as 2.
+        The number of cores, at least 1. A quota of 2.5 cores counts as 2 cores.
 
     Example:
         >>> available_cores() >= 1
@@ -33,14 +35,16 @@ def available_cores() -> int:
 def cgroup_quota(
     root: Path = Path("/sys/fs/cgroup"), cgroups: Path = Path("/proc/self/cgroup")
 ) -> float | None:
-    """Returns the tightest CPU quota from this process's cgroup up to the root.
+    """Returns the CPU quota of this process.
+
+    The quota is the lowest among the quotas of the process's cgroup and of all cgroups above it.
 
     Args:
         root: the mount point of the cgroup file system.
-        cgroups: the file that lists this process's cgroups.
+        cgroups: the file that lists the cgroups of this process.
 
     Returns:
-        A number of cores, or None if there is no quota.
+        The quota as a number of cores; None if there is no quota.
     """
     try:
         lines = cgroups.read_text().splitlines()
@@ -59,17 +63,18 @@ def cgroup_quota(
 def thread_settings(
     cores: int, workers: int, per_worker: int | None, environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """Returns the variables that limit each worker of this host to its share of the cores.
+    """Returns environment variables that limit each worker's threads to its share of the cores.
 
     Args:
-        cores: the number of cores to divide.
+        cores: the number of cores of this host.
         workers: the number of workers on this host.
-        per_worker: cores per worker if set by the user; 0 leaves the threads unconfigured, None
-            divides evenly and keeps variables already set in `environment`.
+        per_worker: the number of cores for each worker, if the user has set it. If it is 0, the
+            numbers of threads are not configured. If it is None, the cores are divided evenly, and
+            variables that are already set in `environment` keep their values.
         environment: the environment that the workers inherit.
 
     Returns:
-        The variables to add to each worker's environment.
+        The environment variables to add for each worker.
 
     Example:
         >>> thread_settings(8, 4, None, {"OMP_NUM_THREADS": "1"})
@@ -89,14 +94,14 @@ def thread_settings(
 
 
 def _quotas(mount: Path, path: str, read: Callable[[Path], float]) -> list[float]:
-    """Returns the readable quotas of the cgroup `path` and its ancestors."""
+    """Returns the quotas of the cgroup at `path` and of all cgroups above it, if they have one."""
     found = []
     directory = mount / path.lstrip("/")
     for level in (directory, *directory.parents):
         try:
             found.append(read(level))
         except (OSError, ValueError, ZeroDivisionError):
-            pass  # No such file at this level, or "max": no quota here.
+            pass  # This cgroup has no quota: it has no such file, or the quota is "max".
         if level == mount:
             break
     return [quota for quota in found if quota > 0]
@@ -116,11 +121,12 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def visible_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -> list[str]:
-    """Returns the GPUs visible to a program started here.
+    """Returns the GPUs of this host that are visible to a program with the given environment.
 
     Args:
-        environment: may contain `CUDA_VISIBLE_DEVICES`; without it, all GPUs are visible.
-        devices: the directory with the `nvidia0`, `nvidia1`, … device files.
+        environment: the environment variables. If `CUDA_VISIBLE_DEVICES` is not among them, all
+            GPUs are visible.
+        devices: the directory that contains the device files `nvidia0`, `nvidia1`, …
 
     Returns:
         The `CUDA_VISIBLE_DEVICES` entry of each GPU: an index or a UUID.
@@ -136,7 +142,7 @@ def visible_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -
     gpus = []
     for name in (part.strip() for part in listed.split(",")):
         if name in ("", "-1"):
-            break  # Like CUDA, ignore everything after an invalid entry.
+            break  # Ignore this invalid entry and all entries after it, as CUDA does.
         gpus.append(name)
     return gpus
 
@@ -146,16 +152,18 @@ def gpu_settings(
 ) -> tuple[list[dict[str, str]], str]:
     """Divides the GPUs among the workers of this host.
 
-    All workers of a job must use the same kind of device, so with fewer GPUs than workers all of
-    them use the CPU.
+    All workers of a job must use the same kind of device. Therefore, if there are fewer GPUs than
+    workers, all workers use the CPU.
 
     Args:
         gpus: the visible GPUs.
         workers: the number of workers on this host.
-        per_worker: GPUs per worker if set by the user; None divides them evenly.
+        per_worker: the number of GPUs for each worker, if the user has set it. If it is None, the
+            GPUs are divided evenly.
 
     Returns:
-        The variables to add to each worker's environment, and a note for the user ("" if none).
+        For each worker, the environment variables to add; and a note for the user, "" if there is
+        nothing to note.
 
     Raises:
         LaunchError: this host has fewer GPUs than requested.

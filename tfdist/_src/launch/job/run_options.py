@@ -1,4 +1,4 @@
-"""The command line of `tfdist run`."""
+"""Parses the command line of `tfdist run`."""
 
 import argparse
 import os
@@ -17,13 +17,14 @@ from tfdist.errors import LaunchError
 
 
 def check_syntax(command: Sequence[str]) -> None:
-    """Checks the syntax of a command's program if the program is a Python source file.
+    """Checks the syntax of the workers' program, if the program is a Python source file.
 
     Args:
-        command: the interpreter, `-u`, and the script or `-m` and a module, then their arguments.
+        command: the workers' command: the interpreter, `-u`, then either a script or `-m` and a
+            module, and finally the arguments of the script or module.
 
     Raises:
-        LaunchError: the program does not compile; the message contains the line number.
+        LaunchError: the program does not compile. The message contains the line number, if known.
     """
     path = _source(command[2:])
     if path is None:
@@ -31,7 +32,7 @@ def check_syntax(command: Sequence[str]) -> None:
     try:
         source = path.read_bytes()
     except OSError:
-        return  # The worker's message contains more details.
+        return  # The worker will report why it cannot read the program.
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -43,12 +44,16 @@ def check_syntax(command: Sequence[str]) -> None:
 
 
 def _source(program: Sequence[str]) -> Path | None:
-    """Returns the file of a program; None if it is not source, or not found."""
+    """Returns the source file of a program; None if there is none, or it cannot be found.
+
+    Args:
+        program: a script, or `-m` and a module, followed by arguments.
+    """
     if not program[0].startswith("-m"):
         path = Path(program[0])
         return path if path.suffix == ".py" else None
     name = program[1] if program[0] == "-m" else program[0][2:]
-    # Finds the module like `python -m`, but without importing its parent packages.
+    # Find the module in the same places as `python -m`, but do not import its parent packages.
     folders: Sequence[str] | None = [os.getcwd(), *sys.path[1:]]
     parts = name.split(".")
     for length in range(1, len(parts) + 1):
@@ -69,12 +74,13 @@ _SLOTS = re.compile(r"(?<![-_\w])slots\s*=\s*(\S+)", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class ListedHost:
-    """One host of `--hosts` or `--hostfile`.
+    """A host in the list of `--hosts` or `--hostfile`.
 
     Attributes:
-        name: the argument for ssh: a name, an address, `user@host`, or an alias from ssh's
-            configuration.
-        workers: the number of its workers; None for one per GPU, or one if there are no GPUs.
+        name: the host as it is passed to ssh: a name, an address, `user@host`, or an alias from
+            ssh's configuration.
+        workers: the number of workers on the host. None means one worker per GPU, or one worker if
+            the host has no GPUs.
     """
 
     name: str
@@ -82,7 +88,7 @@ class ListedHost:
 
     @property
     def address(self) -> str:
-        """The name without the user."""
+        """The host's name without the user name."""
         return self.name.rpartition("@")[2]
 
 
@@ -90,11 +96,11 @@ def parse_hosts(text: str) -> tuple[ListedHost, ...]:
     """Parses a list of hosts.
 
     Args:
-        text: `"host:workers"` or `"host"`, separated by commas; an IPv6 address with a number of
-            workers must be in brackets.
+        text: the hosts, separated by commas. Each host is `"host:workers"` or `"host"`. An IPv6
+            address must be in brackets if a number of workers follows it.
 
     Raises:
-        ValueError: the list is empty or malformed, or names a host twice.
+        ValueError: the list is empty or malformed, or contains a host twice.
 
     Example:
         >>> [(host.name, host.workers) for host in parse_hosts("gpu1:2,[fd00::2]:4,gpu3")]
@@ -107,10 +113,12 @@ def read_hostfile(path: str) -> tuple[ListedHost, ...]:
     """Reads a file with one host per line.
 
     Args:
-        path: its path; a line is `host`, `host slots=4` or `host:4`; `#` begins a comment.
+        path: the path of the file. Each line is `host`, `host slots=4` or `host:4`, where 4 is the
+            number of workers. `#` begins a comment.
 
     Raises:
-        ValueError: the file cannot be read, or its list is invalid as in `parse_hosts`.
+        ValueError: the file cannot be read, has a malformed line, contains no host, or contains a
+            host twice.
 
     Example:
         >>> Path("hosts").write_text("gpu1 slots=2\\ngpu2:4  # the new one\\n")  # doctest: +SKIP
@@ -154,7 +162,7 @@ def _parse_host(text: str) -> ListedHost:
 
 
 def _name(name: str) -> str:
-    # An option of ssh, such as -oProxyCommand=…, must not be accepted as a host.
+    # ssh would take a name such as -oProxyCommand=… for an option, so do not accept it as a host.
     if not name or name.startswith("-") or not name.isprintable() or " " in name:
         raise ValueError(f"must name a host. Received: {name!r}")
     return name
@@ -206,7 +214,10 @@ doctor` shows those that are set."""
 
 
 def run_parser() -> tuple[argparse.ArgumentParser, dict[str, bool]]:
-    """Returns the parser, and whether each option takes a value."""
+    """Returns the parser of the options, and a dict that tells which options take a value.
+
+    The parser does not know the script and its arguments. `parse` separates them from the options.
+    """
     parser = OneLineParser(
         prog="tfdist run",
         usage="%(prog)s [-n N] [options] script.py [arguments]\n"
@@ -360,11 +371,13 @@ def _workers(text: str) -> int | None:
     return None if text == "auto" else count(1)(text)
 
 
-# The number of replacements of each worker with --elastic, unless --max-restarts is given.
+# The default of --max-restarts with --elastic: the maximum number of replacements of each worker.
 _REPLACEMENTS = 3
-# Options that `--hosts` replaces, with their defaults.
+# The options that describe a single host, and their defaults. They cannot be combined with
+# `--hosts`, because `tfdist run --hosts` sets them for each host.
 _EACH_HOSTS_OWN = {"workers": None, "nnodes": 1, "node_rank": 0, "host": None}
-# Options that the hosts' launchers receive in another form, or do not need.
+# The options that `tfdist run --hosts` does not pass on to the launchers of the hosts. They receive
+# the same information in another form, or do not need it.
 _OF_THE_COMMAND = frozenset({"--hosts", "--hostfile", "-x", "--ssh", "--rendezvous", "--dry-run"})
 
 
@@ -374,26 +387,31 @@ class RunOptions:
 
     Attributes:
         command: the command that each worker runs, starting with the Python interpreter.
-        workers: the number of workers to start on this host; None for one per GPU.
+        workers: the number of workers to start on this host. None means one worker per GPU, or one
+            worker if there are no GPUs.
         nnodes: the number of hosts.
         node_rank: this host's number.
-        rendezvous: host and port that host 0 listens on; None for a job on one host.
-        host: the address of this host for the other workers; None to detect it.
-        hosts: the hosts on which ssh starts launchers; empty to start workers on this host.
-        forward: the variables to send to these hosts, `"NAME"` or `"NAME=VALUE"`.
-        ssh: the command that reaches these hosts.
-        launcher_arguments: the arguments of these hosts' launchers, except for host-specific ones.
-        output: a member of `OUTPUTS`.
-        log_dir: the directory for the log files; None for a temporary one.
-        cores_per_worker: None to divide the cores evenly, 0 to leave threads unconfigured.
-        gpus_per_worker: None to divide the GPUs evenly.
-        grace: seconds between signals of increasing force; None for the defaults.
-        max_restarts: the number of restarts allowed after failures; with `elastic`, the number of
-            replacements of each worker.
+        rendezvous: the host name and the port on which host 0 listens; None for a job on one host.
+        host: the address at which other hosts reach this host's workers; None to detect it.
+        hosts: the hosts on which this command starts launchers by ssh; empty to start workers on
+            this host.
+        forward: the environment variables to send to `hosts`, each `"NAME"` or `"NAME=VALUE"`.
+        ssh: the ssh command that connects to `hosts`.
+        launcher_arguments: the arguments that the launchers of all `hosts` have in common.
+        output: which output is shown, a member of `OUTPUTS`.
+        log_dir: the directory of the log files; None for a temporary directory.
+        cores_per_worker: the number of cores of each worker. None to divide the cores evenly, 0 to
+            leave the numbers of threads unconfigured.
+        gpus_per_worker: the number of GPUs of each worker; None to divide the GPUs evenly.
+        grace: the number of seconds between two signals when the launcher stops a worker with
+            SIGINT, SIGTERM and SIGKILL; None for the defaults.
+        max_restarts: the maximum number of restarts after failures; with `elastic`, the maximum
+            number of replacements of each worker.
         elastic: whether a failed worker is replaced while the others continue.
-        spares: the number of processes that wait to become a replacement.
-        metrics_port: the metrics port of this host's first worker; None for the environment's.
-        dry_run: whether to only print the workers.
+        spares: the number of warm spares: processes that wait to become a replacement.
+        metrics_port: the port at which this host's first worker serves its metrics; None to use the
+            environment variable `TFDIST_METRICS_PORT`.
+        dry_run: whether to print the workers' commands without starting the workers.
     """
 
     command: tuple[str, ...]
@@ -421,8 +439,8 @@ class RunOptions:
 def parse(arguments: Sequence[str]) -> RunOptions:
     """Parses the command line of `tfdist run`.
 
-    The first argument that is not an option of `tfdist run`, or the module after `-m`, is the
-    program; all arguments after it are passed to the program.
+    The program is the first argument that is neither an option of `tfdist run` nor the value of an
+    option, or else the module after `-m`. All arguments after it are passed to the program.
 
     Args:
         arguments: the command line, without `tfdist run`.
@@ -484,7 +502,7 @@ def parse(arguments: Sequence[str]) -> RunOptions:
 def _without(
     options: Sequence[str], takes_value: Mapping[str, bool], names: frozenset[str]
 ) -> Iterator[str]:
-    """Yields `options` without the named ones and their values."""
+    """Yields the words of `options`, except for the options in `names` and their values."""
     rest = iter(options)
     for option in rest:
         name = option.partition("=")[0] if option.startswith("--") else option[:2]
@@ -499,10 +517,11 @@ def _without(
 def _split_arguments(
     arguments: Sequence[str], takes_value: Mapping[str, bool]
 ) -> tuple[list[str], list[str], str]:
-    """Separates the launcher's options from the program.
+    """Separates the options of `tfdist run` from the program and the program's arguments.
 
     Returns:
-        The launcher's arguments, the program and its arguments, and an unknown option ("" if none).
+        The options of `tfdist run` with their values; the program with its arguments; and the first
+        unknown option, or "" if all options are known.
     """
     position = 0
     while position < len(arguments):

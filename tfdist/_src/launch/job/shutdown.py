@@ -1,4 +1,4 @@
-"""Signals to the launcher, and the sequence of signals that stops the workers."""
+"""Receives the signals to the launcher, and chooses the signals with which it stops workers."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any
 
-# The signals that ask the launcher to stop. SIGCHLD is also handled, but only wakes it up.
+# The signals that ask the launcher to stop. `Signals` also handles SIGCHLD, but SIGCHLD only wakes
+# up the launcher, so that it notices the exit of a worker.
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Signals:
     """A context manager with a file descriptor that becomes readable when a signal arrives.
 
-    A stopping signal stays ignored if this process ignored it before, as `nohup` does with SIGHUP.
+    The signals are SIGCHLD and the signals that ask the launcher to stop: SIGINT, SIGTERM and
+    SIGHUP. If this process has ignored one of the last three signals before, the signal stays
+    ignored. For example, a process that was started with `nohup` ignores SIGHUP.
 
     Example:
         >>> with Signals() as signals:
@@ -48,11 +51,11 @@ class Signals:
         os.close(self._write)
 
     def fileno(self) -> int:
-        """The descriptor to wait on."""
+        """Returns the descriptor that becomes readable when a signal arrives."""
         return self._read
 
     def take(self) -> list[signal.Signals]:
-        """Returns the stopping signals received since the last call, in order."""
+        """Returns the signals to stop that have arrived since the last call, in this order."""
         try:
             numbers = os.read(self._read, 4096)
         except BlockingIOError:
@@ -61,28 +64,30 @@ class Signals:
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
-    """Does nothing: Python writes the number to the wakeup descriptor."""
+    """Does nothing; Python writes only signals that have a handler to the wakeup descriptor."""
 
 
-# The signals in the order of sending, one grace period apart.
+# The signals in the order in which they are sent, one grace period apart.
 _GENTLE_FIRST = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
-# Seconds allowed for an exit after SIGKILL (a process stuck in a driver never exits).
+# How many seconds the launcher waits for a worker's exit after SIGKILL. The wait must be limited,
+# because a process that is stuck in a driver never exits.
 LAST_WAIT = 10.0
 
 
-# Schedulers such as Slurm and Kubernetes often allow 30 s after SIGTERM. In this time, the workers
-# must save a snapshot, and the launcher must end the workers and report it.
+# Schedulers such as Slurm and Kubernetes often wait 30 s between SIGTERM and SIGKILL. In this time,
+# the workers must save a snapshot, and the launcher must stop the workers and print what happened.
 _PREEMPTION_GRACE = 25.0
 _GRACE = 5.0
 
 
 @dataclass(frozen=True)
 class Grace:
-    """Seconds between signals of increasing force.
+    """The number of seconds between two signals when the launcher stops a worker.
 
     Attributes:
-        failure: the seconds after a failure, and after Ctrl-C.
-        preemption: the seconds after SIGTERM to the launcher; workers may save their state.
+        failure: the number of seconds after a failure of a worker, or after Ctrl-C.
+        preemption: the number of seconds after the launcher has received SIGTERM. In this time,
+            workers may save their state.
 
     Example:
         >>> Grace.given(None)
@@ -94,19 +99,22 @@ class Grace:
 
     @classmethod
     def given(cls, seconds: float | None) -> Grace:
-        """Returns the given seconds for both, or the defaults for None."""
+        """Returns a `Grace` with `seconds` for both attributes; with the defaults if it is None."""
         if seconds is None:
             return cls(_GRACE, _PREEMPTION_GRACE)
         return cls(seconds, seconds)
 
 
 class SignalEscalation:
-    """Determines the signal that is due, without reading a clock or sending anything.
+    """Chooses which signal to send to a worker, and when, in order to stop the worker.
+
+    The signals are SIGINT, SIGTERM and SIGKILL, in this order. This class neither sends signals nor
+    reads a clock: the caller sends the signals and passes the time.
 
     Args:
-        first: the first signal: SIGINT, SIGTERM or SIGKILL.
-        grace: seconds from one signal to the next.
-        now: the current time, in seconds of any clock.
+        first: the first signal to send.
+        grace: the number of seconds between two signals.
+        now: when to send the first signal, in seconds of any clock.
 
     Example:
         >>> escalation = SignalEscalation(signal.SIGTERM, grace=5.0, now=100.0)
@@ -120,7 +128,7 @@ class SignalEscalation:
         self.next_time = now
 
     def due(self, now: float) -> signal.Signals | None:
-        """Returns the signal to send now, if any."""
+        """Returns the signal to send now; None if it is not yet time for the next signal."""
         if not self._left or now < self.next_time:
             return None
         number = self._left.pop(0)
@@ -128,11 +136,14 @@ class SignalEscalation:
         return number
 
     def harden(self, number: signal.Signals, now: float) -> None:
-        """Makes `number` due immediately, unless it or a harder signal has been sent."""
+        """Makes the signal `number` due immediately, and skips the signals before it.
+
+        If this signal or a later one in the order has already been sent, nothing changes.
+        """
         if number in self._left:
             self._left = self._left[self._left.index(number) :]
             self.next_time = now
 
     def exhausted(self, now: float) -> bool:
-        """Whether the time allowed for an exit after SIGKILL has passed."""
+        """Returns whether the worker should have exited by now, because SIGKILL was sent before."""
         return not self._left and now >= self.next_time

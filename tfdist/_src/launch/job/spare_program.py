@@ -1,9 +1,11 @@
-"""The program of a warm spare: imports the workers' modules, waits for its task, becomes a worker.
+"""The program of a warm spare, a process that can become the replacement of a failed worker.
 
-Importing TensorFlow takes seconds; a replacement that skips the import trains sooner. The launcher
-starts this module with the workers' common environment, and later sends a task: the environment and
-the three standard streams of the worker. The program then runs as with `python -u script.py` or
-`python -u -m module`.
+The spare imports the modules that workers need, and then waits for its task. The import of
+TensorFlow takes seconds, so a replacement that has already imported it can train sooner. The
+launcher starts this module with the environment variables that all workers have in common. If a
+replacement is needed, the launcher sends the task: all environment variables of the worker, and its
+stdin, stdout and stderr. Then this process runs the worker's program in the same way as `python -u
+script.py` or `python -u -m module`.
 """
 
 import builtins
@@ -22,9 +24,9 @@ from importlib.machinery import SourceFileLoader
 from types import ModuleType, TracebackType
 from typing import Any
 
-# The spare imports for a quarter of the time, and pauses for the rest, to leave the processor to
-# the workers. It does not lower its priority instead, because it could not raise the priority again
-# without privileges when it becomes a worker.
+# A spare pauses between imports, for this multiple of the CPU time that the imports have taken, to
+# leave the CPU to the workers. It does not lower its priority instead, because without privileges
+# it could not raise its priority again when it becomes a worker.
 _PAUSES = 3.0
 
 
@@ -32,8 +34,8 @@ def main(arguments: Sequence[str]) -> None:
     """Runs the spare.
 
     Args:
-        arguments: the number of the socket descriptor to the launcher; the names of the modules to
-            import, separated by commas; the program and its arguments.
+        arguments: the descriptor of the socket that is connected to the launcher; the names of the
+            modules to import, separated by commas; and the program with its arguments.
     """
     control = socket.socket(fileno=int(arguments[0]))
     control.set_inheritable(False)
@@ -51,18 +53,20 @@ def main(arguments: Sequence[str]) -> None:
     data, descriptors, _, _ = socket.recv_fds(control, 1, 4)
     control.close()
     if not data:
-        sys.exit(1)  # The launcher is gone. Without a task, the exit must not count as a success.
+        sys.exit(1)  # The launcher is gone. An exit without a task must not count as a success.
     _take_over(descriptors)
     _strip_tracebacks()
     run(program)
 
 
 class Pace:
-    """The first finder of `sys.meta_path`: finds nothing, but pauses between imports.
+    """A finder of modules that finds none, but pauses before each import.
+
+    It must be the first finder in `sys.meta_path`.
 
     Args:
-        control: the socket to the launcher. Pauses end when it is readable, since this means that
-            the task has arrived.
+        control: the socket that is connected to the launcher. A pause ends when the socket is
+            readable, because then the task has arrived.
     """
 
     def __init__(self, control: socket.socket) -> None:
@@ -78,10 +82,10 @@ class Pace:
 
 
 def run(program: Sequence[str]) -> None:
-    """Runs a program as the interpreter would.
+    """Runs a program in this process, in the same way as the interpreter's command line.
 
     Args:
-        program: a script, or `-m` and a module, then the arguments.
+        program: a script, or `-m` and a module, followed by the program's arguments.
     """
     if program[0].startswith("-m"):
         name, arguments = program[0][2:], program[1:]
@@ -92,10 +96,10 @@ def run(program: Sequence[str]) -> None:
         return
     sys.argv = list(program)
     if not _is_source(program[0]):
-        # The absolute path, as the interpreter puts it in `sys.path`.
+        # `run_path` adds this path to `sys.path`. The interpreter would add the absolute path.
         runpy.run_path(os.path.abspath(program[0]), run_name="__main__")
         return
-    path = os.path.join(os.getcwd(), program[0])  # As the interpreter does.
+    path = os.path.join(os.getcwd(), program[0])  # The interpreter sets the same `__file__`.
     script = ModuleType("__main__")
     values = {
         "__file__": path,
@@ -104,8 +108,8 @@ def run(program: Sequence[str]) -> None:
         "__loader__": SourceFileLoader("__main__", path),
     }
     script.__dict__.update(values)
-    # Unlike with `runpy`, the module stays there, since threads and exit handlers that outlive the
-    # script need it.
+    # `runpy` would remove the module from `sys.modules` at the end of the script. But threads and
+    # exit handlers that outlive the script need the module.
     sys.modules["__main__"] = script
     with io.open_code(path) as file:
         code = compile(file.read(), path, "exec", dont_inherit=True)
@@ -113,7 +117,7 @@ def run(program: Sequence[str]) -> None:
 
 
 def _is_source(path: str) -> bool:
-    """Whether a program is a source file, rather than a folder or an archive."""
+    """Whether a program is a source file, not a folder, an archive or a `.pyc` file."""
     if os.path.isdir(path) or path.endswith(".pyc"):
         return False
     try:
@@ -124,7 +128,10 @@ def _is_source(path: str) -> bool:
 
 
 def _set_path(program: Sequence[str]) -> None:
-    """Sets the first entry of `sys.path` as the interpreter would; for `-m`, the current folder."""
+    """Sets the first entry of `sys.path` to the same folder as the interpreter would.
+
+    For `-m`, this is the current folder. For a script, it is the folder of the script.
+    """
     if sys.flags.safe_path:
         return
     if program[0].startswith("-m"):
@@ -132,11 +139,11 @@ def _set_path(program: Sequence[str]) -> None:
     elif _is_source(program[0]):
         sys.path[0] = os.path.dirname(os.path.realpath(program[0]))
     else:
-        del sys.path[0]  # `runpy` puts the folder or the archive there.
+        del sys.path[0]  # `runpy` will insert the path of the folder or archive.
 
 
 def _take_over(descriptors: Sequence[int]) -> None:
-    """Becomes the worker: takes over its environment, stdin, stdout and stderr."""
+    """Replaces the environment, stdin, stdout and stderr of this process with the worker's."""
     task, *streams = descriptors
     with open(task, encoding="utf-8") as file:
         environment = json.load(file)
@@ -148,7 +155,7 @@ def _take_over(descriptors: Sequence[int]) -> None:
 
 
 def _strip_tracebacks() -> None:
-    """Removes this module from the traceback of an exception that ends the program."""
+    """Omits this module from the traceback that is shown if an exception ends the program."""
     shown = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -1,4 +1,4 @@
-"""Warm spares: processes that have already imported TensorFlow and can become a replacement."""
+"""Warm spares: processes that have already imported TensorFlow and can replace a failed worker."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from tfdist._src.launch.job.resources import VISIBLE
 from tfdist._src.launch.job.worker import Stream, Watchdog, WorkerPlan, WorkerProcess
 from tfdist.errors import LaunchError
 
-# Modules that scripts import. Importing them does not touch a device.
+# Modules that training scripts import. The imports do not initialize any device.
 _PRELOAD = (
     "tensorflow",
     "keras",
@@ -21,20 +21,21 @@ _PRELOAD = (
     "tfdist._src.pipeline.model",
     "tfdist._src.pipeline.placement.strategy",
 )
-# If this many spares have been killed before use, no more are started.
+# If this number of spares have been killed before they were used, no more spares are started.
 _MAX_KILLED = 3
-# The number of bytes to read from the end of a spare's output, which shows an import error.
+# The number of bytes to read from the end of a spare's output. If an import fails, the output ends
+# with the error message.
 _TAIL_BYTES = 4096
-# Variables set for each worker separately.
+# The environment variables that have a different value for each worker.
 _OWN = frozenset({"TF_CONFIG"})
 
 
 class Spare:
-    """A process that has imported the workers' modules and waits for its task.
+    """A process that imports the workers' modules, and then waits until it must become a worker.
 
     Args:
-        program: the program that the workers run, without the interpreter.
-        environment: the environment that the workers have in common.
+        program: the program that the workers run, with its arguments, but without the interpreter.
+        environment: the environment variables that all workers have in common.
         watchdog: kills the spare if the launcher dies.
 
     Raises:
@@ -61,7 +62,7 @@ class Spare:
 
     @property
     def ready(self) -> bool:
-        """Whether it has finished its imports."""
+        """Whether the spare has finished its imports."""
         try:
             return bool(self._control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
         except OSError:
@@ -71,14 +72,14 @@ class Spare:
         """Turns the spare into a worker.
 
         Args:
-            environment: all variables of the worker.
-            streams: its stdin, stdout and stderr.
+            environment: all environment variables of the worker.
+            streams: the worker's stdin, stdout and stderr.
 
         Returns:
-            The worker's process.
+            The worker's process, which is the process of the spare.
 
         Raises:
-            OSError: the spare has ended, or the system is out of descriptors.
+            OSError: the spare has ended, or the system has no free file descriptors.
         """
         task = os.memfd_create("tfdist-task")
         try:
@@ -96,14 +97,14 @@ class Spare:
         return self.process
 
     def last_line(self) -> str:
-        """Returns the last line of its output; "" if there is none."""
+        """Returns the last line of the spare's output; "" if the spare has printed nothing."""
         size = os.lseek(self._output, 0, os.SEEK_END)
         text = os.pread(self._output, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
         lines = text.decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else ""
 
     def close(self) -> None:
-        """Closes the connection; a spare without a task then exits."""
+        """Closes the connection to the spare. If the spare has no task, it exits then."""
         self._control.close()
         os.close(self._output)
 
@@ -117,13 +118,13 @@ def _descriptor(stream: Stream, inherited: int, nowhere: int) -> int:
 
 
 class Spares:
-    """Maintains a number of spares: starts another one for each used spare.
+    """Keeps a number of spares ready: if one is used, starts another one.
 
     Args:
         count: the number of spares.
-        program: the program that the workers run, without the interpreter.
-        environment: the environment that the workers have in common.
-        watchdog: kills them if the launcher dies.
+        program: the program that the workers run, with its arguments, but without the interpreter.
+        environment: the environment variables that all workers have in common.
+        watchdog: kills the spares if the launcher dies.
     """
 
     def __init__(
@@ -141,11 +142,13 @@ class Spares:
         self._killed = 0
 
     def tend(self) -> str:
-        """Starts missing spares.
+        """Starts new spares for spares that were used or have ended.
+
+        This method gives up if a spare cannot be started or has exited by itself, or if the third
+        spare has been killed. Then it ends all spares, and never starts any again.
 
         Returns:
-            If no more spares will be started, the reason in one line; otherwise, and in later
-            calls, "".
+            If this call has given up, the reason in one line; otherwise "".
         """
         for spare in list(self._spares):
             status = spare.process.exit_code()
@@ -166,9 +169,10 @@ class Spares:
         return ""
 
     def take(self) -> Spare | None:
-        """Returns a spare, preferably a ready one; None if there is none.
+        """Returns a spare that the caller can turn into a worker; None if there is none.
 
-        Ends suspended spares (SIGSTOP), which would delay the job.
+        Spares that have finished their imports are preferred. Spares that are suspended (SIGSTOP)
+        are ended instead of used, because they would delay the job.
         """
         for spare in [spare for spare in self._spares if spare.process.stopped]:
             self._spares.remove(spare)
@@ -182,7 +186,7 @@ class Spares:
         return spare
 
     def close(self) -> None:
-        """Ends all spares, and starts no more."""
+        """Ends all spares; `tend` starts no more spares afterwards."""
         self._count = 0
         for spare in self._spares:
             spare.process.end()
@@ -197,17 +201,18 @@ class Spares:
 def spare_settings(
     plans: Sequence[WorkerPlan], gpus: Sequence[str]
 ) -> tuple[dict[str, str] | None, str]:
-    """Returns settings that let a spare become any of this host's workers.
+    """Returns the environment variables with which a spare must start.
 
-    These settings must be the same for all workers, because TensorFlow reads some of them when it
-    is imported, and ignores later changes.
+    A spare must be able to become any worker of this host. But TensorFlow reads some variables when
+    it is imported, and ignores later changes. Therefore spares are possible only if these variables
+    are the same for all workers.
 
     Args:
-        plans: the workers.
+        plans: the plans of this host's workers.
         gpus: the GPUs that this host's workers may use.
 
     Returns:
-        The settings and "", or None and the reason why spares are impossible, in one line.
+        If spares are possible, the variables and "". Otherwise None and the reason, in one line.
 
     Example:
         >>> plan = WorkerPlan(0, ("python", "-u", "train.py"), {"TF_CONFIG": "{}", "A": "1"})

@@ -1,11 +1,11 @@
-"""A worker process: its command, environment, signals and progress, and the watchdog.
+"""Starts worker processes, sends them signals, and makes sure that they die with the launcher.
 
-The watchdog is a process that reads a pipe from the launcher. Each worker writes its process group
-to the pipe before it executes its program; the program does not inherit the pipe. The launcher
-removes the group once the worker has exited. When the launcher dies for any reason, the kernel
-closes the pipe, and the watchdog sends SIGKILL to the remaining groups. Therefore workers and their
-child processes die with the launcher, except for a process that has moved to another session or
-process group.
+The last task belongs to the watchdog, a process that reads a pipe from the launcher. Each worker
+writes the ID of its process group to the pipe before it executes its program; the program does not
+inherit the pipe. When the worker has exited, the launcher tells the watchdog to forget the group.
+If the launcher dies for any reason, the kernel closes the pipe. Then the watchdog sends SIGKILL to
+all groups that it still knows. Therefore the workers and their child processes die with the
+launcher. Only processes that have moved to another session or process group survive.
 """
 
 import json
@@ -23,8 +23,9 @@ from tfdist._src.options import PREFIX, InternalVariable, Variable
 from tfdist._src.progress_file import SIZE, Progress
 from tfdist.errors import LaunchError
 
-# Settings that are not sent to other hosts, because they belong to one host or one launcher. The
-# secret is sent separately, or created again. All other settings must be the same for all workers.
+# The environment variables of tfdist that `forwarded` leaves out. Most of them have a meaning only
+# for one host or one launcher. The caller of `forwarded` adds the secret itself, or creates a new
+# one. All other variables of tfdist must be the same for all workers.
 _NOT_SENT = frozenset(
     {
         Variable.HOST,
@@ -37,14 +38,17 @@ _NOT_SENT = frozenset(
 
 
 def forwarded(environment: Mapping[str, str], chosen: Sequence[str]) -> dict[str, str]:
-    """Returns the variables to send: the settings of tfdist, and the chosen variables.
+    """Returns the environment variables to send from this command to the workers on other hosts.
+
+    These are the variables of tfdist, and the variables that the user has chosen.
 
     Args:
-        environment: the environment of the command.
-        chosen: `"NAME"`, or `"NAME=VALUE"`.
+        environment: the environment variables of this command.
+        chosen: the user's choices. `"NAME"` sends the value in `environment`, and `"NAME=VALUE"`
+            sends the given value.
 
     Raises:
-        ValueError: a chosen variable is not set.
+        ValueError: a choice is malformed, or a variable that was chosen by name is not set.
 
     Example:
         >>> forwarded({"TFDIST_XLA": "0", "A": "1", "B": "2"}, ["A", "C=3"])
@@ -69,12 +73,13 @@ def forwarded(environment: Mapping[str, str], chosen: Sequence[str]) -> dict[str
 
 @dataclass(frozen=True)
 class WorkerPlan:
-    """A worker to start.
+    """How to start a worker.
 
     Attributes:
-        rank: its rank in the job.
-        command: the program and its arguments.
-        settings: the variables added to the environment that it inherits.
+        rank: the worker's rank in the job.
+        command: the command that the worker executes, with its arguments.
+        settings: the environment variables that are added to the environment that the worker
+            inherits from the launcher.
     """
 
     rank: int
@@ -82,7 +87,7 @@ class WorkerPlan:
     settings: Mapping[str, str]
 
     def __str__(self) -> str:
-        """Formats the plan as a shell command."""
+        """Formats the plan as a shell command that sets the variables and runs the command."""
         settings = [f"{name}={shlex.quote(value)}" for name, value in self.settings.items()]
         return " ".join([*settings, shlex.join(self.command)])
 
@@ -101,8 +106,8 @@ def plan_workers(
         addresses: `"host:port"` of every worker of the job, in rank order.
         first: the rank of this host's first worker.
         command: the command that each worker runs.
-        shared: settings of all workers of this host.
-        per_worker: additional settings of each worker of this host.
+        shared: the environment variables that all workers of this host have in common.
+        per_worker: for each worker of this host, its additional environment variables.
 
     Returns:
         One plan for each entry of `per_worker`.
@@ -133,7 +138,9 @@ _READ_SIZE = 65536
 
 
 class Watchdog:
-    """Starts the watchdog. Create it while the launcher has one thread and no workers.
+    """Starts the watchdog, which is a fork of the launcher's process.
+
+    Create this object while the launcher has only one thread and has not started any worker.
 
     Example:
         >>> watchdog = Watchdog()
@@ -152,15 +159,21 @@ class Watchdog:
         os.close(read)
 
     def add_this_process(self) -> None:
-        """Adds the calling process's group; a worker calls this between fork and exec."""
+        """Tells the watchdog the process group of the calling process.
+
+        A new worker calls this method between fork and exec.
+        """
         self._send(f"+{os.getpid()}\n")
 
     def remove(self, group: int) -> None:
-        """Removes a process group; call it before its number can be reused."""
+        """Tells the watchdog to forget a process group.
+
+        Call this method before the kernel can assign the same ID to another process group.
+        """
         self._send(f"-{group}\n")
 
     def close(self) -> None:
-        """Stops the watchdog, which kills the groups that have not been removed."""
+        """Stops the watchdog. Before it exits, it kills all process groups that it still knows."""
         os.close(self._write)
         os.waitpid(self._pid, 0)
 
@@ -168,11 +181,15 @@ class Watchdog:
         try:
             os.write(self._write, line.encode())
         except BrokenPipeError:
-            pass  # The watchdog was killed: the job continues without it.
+            pass  # The watchdog was killed. The job continues without it.
 
 
 def _watch(read: int) -> None:
-    """Kills the remaining groups once the launcher is gone. Runs only in the forked process."""
+    """Runs the watchdog in the forked process: waits until the launcher is gone, kills the groups.
+
+    Args:
+        read: the descriptor of the pipe from the launcher.
+    """
     os.setsid()  # Signals sent to the launcher's process group must not reach this process.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
@@ -194,13 +211,16 @@ def _watch(read: int) -> None:
 
 
 class ProgressMemory:
-    """Memory for one worker's progress; disappears with the launcher, without leaving a file.
+    """Shared memory in which a worker reports its progress to the launcher.
+
+    The memory is not a file on a disk, so nothing remains if the launcher dies.
 
     Attributes:
-        path: a path at which a process of the same user can open the memory.
+        path: the path at which the worker, or another process of the same user, can open the
+            memory.
 
     Raises:
-        LaunchError: the system is out of descriptors or memory.
+        LaunchError: the system has no free file descriptors or memory.
 
     Example:
         >>> memory = ProgressMemory()
@@ -217,11 +237,14 @@ class ProgressMemory:
         self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
 
     def read(self) -> Progress:
-        """Returns the worker's progress so far."""
+        """Returns the progress that the worker has reported so far."""
         return Progress.from_bytes(os.pread(self._descriptor, SIZE, 0))
 
     def take(self) -> Progress:
-        """Returns the worker's progress, and releases the memory; call it once."""
+        """Returns the progress that the worker has reported, and releases the memory.
+
+        Call this method only once.
+        """
         try:
             return self.read()
         finally:
@@ -229,23 +252,25 @@ class ProgressMemory:
 
 
 Stream = IO[bytes] | int | None
-# The maximum wait for a killed process, since a process that is stuck in a driver never exits.
+# The maximum number of seconds to wait for the exit of a killed process. A process that is stuck in
+# a driver never exits.
 _END_SECONDS = 5.0
 
 
 class WorkerProcess:
     """Starts one worker.
 
-    The worker leads its own session, so that Ctrl-C in the terminal reaches only the launcher. The
-    launcher decides how to signal the workers, and sends each signal to the worker and all its
-    child processes.
+    The worker is the leader of its own session, so that Ctrl-C in the terminal reaches only the
+    launcher. The launcher decides which signals to send to the workers. Each signal goes to the
+    worker's process group, and thereby also to the worker's child processes.
 
     Args:
-        plan: the worker to start.
-        environment: the environment that it inherits, overridden by the plan's settings.
-        streams: its stdin, stdout and stderr, as accepted by `subprocess.Popen`.
+        plan: describes the worker to start.
+        environment: the environment variables that the worker inherits. The settings of `plan` have
+            priority over them.
+        streams: the worker's stdin, stdout and stderr, each as accepted by `subprocess.Popen`.
         watchdog: kills the worker if the launcher dies.
-        inherit: additional descriptors that the worker inherits, under the same numbers.
+        inherit: additional file descriptors that the worker inherits with the same numbers.
 
     Raises:
         LaunchError: the system cannot start the process.
@@ -269,9 +294,9 @@ class WorkerProcess:
                 stderr=streams[2],
                 start_new_session=True,
                 pass_fds=inherit,
-                # Running Python between fork and exec is safe, because other threads of the
-                # launcher, if any, only resolve host names. Since the worker is added there, the
-                # watchdog knows it before its program runs.
+                # The worker tells the watchdog its process group before its program runs. It is
+                # safe to run Python between fork and exec here: if the launcher has other threads,
+                # they only resolve host names.
                 preexec_fn=watchdog.add_this_process,
             )
         except (OSError, subprocess.SubprocessError) as error:
@@ -279,13 +304,14 @@ class WorkerProcess:
         self.pid = self._process.pid
 
     def exit_code(self) -> int | None:
-        """Returns the worker's exit code, or the negative signal number; None while it runs.
+        """Returns the worker's exit code, or None while the worker is running.
 
-        If the worker has exited, kills the rest of its process group.
+        If a signal has killed the worker, the exit code is the negative number of the signal. If
+        the worker has exited, this method also kills the rest of its process group.
         """
         if self._process.returncode is None:
-            # The worker is reaped only after its group is dead, so that the group's number cannot
-            # be reused earlier.
+            # Kill the process group before the worker is reaped. Until then, the kernel cannot
+            # assign the ID of the group to another group.
             options = os.WEXITED | os.WNOHANG | os.WNOWAIT
             if os.waitid(os.P_PID, self.pid, options) is None:
                 return None
@@ -304,7 +330,7 @@ class WorkerProcess:
         return text.rpartition(")")[2].split()[0] == "T"
 
     def end(self) -> None:
-        """Kills the worker, and waits briefly for its end."""
+        """Kills the worker, and waits for its exit, for at most 5 seconds."""
         if self._process.returncode is None:
             self.signal(signal.SIGKILL)
             deadline = time.monotonic() + _END_SECONDS
@@ -316,4 +342,4 @@ class WorkerProcess:
         try:
             os.killpg(self.pid, number)
         except (ProcessLookupError, PermissionError):
-            pass  # It has just exited.
+            pass  # The worker has just exited.

@@ -1,6 +1,7 @@
-"""`tfdist doctor`: reports the resources of this host, the job that it finds, and any problems.
+"""`tfdist doctor`: checks this host, its settings, and its connections to the workers of a job.
 
-With `--flight`, explains a job's flight logs instead; with `--job`, queries a running job.
+With `--flight`, the command explains a job's flight logs instead. With `--job`, it shows the
+current activity of a running job.
 """
 
 import argparse
@@ -13,7 +14,7 @@ from tfdist._src.launch.commands.doctor.section import Context, Section
 from tfdist._src.launch.console import OneLineParser, seconds
 
 _INTERVAL = 1.0
-# Title -> check, in the order of output; the slowest is last.
+# Maps the title of each section to its check, in the order of output. The slowest check is last.
 CHECKS: dict[str, Callable[[Context], Section]] = {
     "versions": software.check_versions,
     "host": hardware.check_host,
@@ -34,11 +35,12 @@ def main(arguments: Sequence[str]) -> int:
         arguments: the command line, without `tfdist doctor`.
 
     Returns:
-        0 if there are no problems, else 1; always 0 for flight logs and jobs.
+        The exit code: 1 if a check has found a problem, otherwise 0. With `--flight` or `--job`,
+        the exit code is always 0.
 
     Raises:
-        LaunchError: there are no flight logs to read.
-        TfdistError: the job cannot be queried.
+        LaunchError: the folder of `--flight` contains no flight log that can be read.
+        TfdistError: the job of `--job` cannot be queried.
         SystemExit: on a usage error (code 2), or after printing the help (code 0).
     """
     values = _parse(arguments)

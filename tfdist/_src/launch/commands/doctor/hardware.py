@@ -19,7 +19,7 @@ from tfdist.errors import NativeUnavailableError
 
 _GIB = 1 << 30
 _SHARED_MEMORY = "/dev/shm"
-# The memory limit of a container: cgroup version 2, then 1.
+# The files that contain the memory limit of a container, for version 2 and version 1 of cgroups.
 _MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -37,7 +37,7 @@ def check_host(context: Context) -> Section:
 
 
 def _memory() -> str:
-    """Describes total and free memory, and the limit of a container."""
+    """Describes the host's total and available memory, and the container's memory limit, if any."""
     try:
         fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
         total, free = (int(fields[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
@@ -64,11 +64,14 @@ print(json.dumps([name.removeprefix("/physical_device:") for name in names]))
 
 
 def check_devices(context: Context, program: str = _PROGRAM) -> Section:
-    """Imports TensorFlow in a separate process, with a time limit.
+    """Lists the devices that TensorFlow sees.
+
+    The check imports TensorFlow in a separate process, and kills this process after a time limit.
 
     Args:
-        context: the time limit is 60 seconds by default.
-        program: the code to run; its last line of output is a JSON list of names.
+        context: `timeout` is the time limit; 60 seconds by default.
+        program: the Python code to run in the process. The last line that it prints must be a JSON
+            list of device names.
     """
     seconds = _DEVICES_SECONDS if context.timeout is None else context.timeout
     environment = {**context.environment, "TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -116,7 +119,7 @@ def _cannot(reason: str) -> Section:
 
 
 _WIDTH = 8
-_SHOWN = 4  # pairs in a problem
+_SHOWN = 4  # The maximum number of GPU pairs that a problem lists.
 _PROBLEMS = {
     Copy.WRONG: "{pairs}: data copied from the second GPU is corrupted on arrival: turn off PCIe "
     "access control (ACS) and the IOMMU in the BIOS, or set NCCL_P2P_DISABLE=1",
@@ -128,7 +131,10 @@ _PROBLEMS = {
 
 
 def add(section: Section, links: Sequence[Link]) -> None:
-    """Adds the speed matrix, the driver's data on the links, and problems; nothing for one GPU."""
+    """Adds to the section how fast the GPUs copy data from each other, and problems with copies.
+
+    If there is only one GPU, `links` is empty, and nothing is added.
+    """
     if not links:
         return
     gpus = sorted({link.reader for link in links})
@@ -147,9 +153,9 @@ def add(section: Section, links: Sequence[Link]) -> None:
 
 
 def obstacle(links: Sequence[Link]) -> str:
-    """Returns why not all GPUs can read each other's memory directly; "" if all can.
+    """Returns why some GPU cannot read another GPU's memory directly; "" if all GPUs can.
 
-    tfdist's kernels need this access.
+    tfdist's own kernels can be used only if all GPUs can.
     """
     for link in links:
         pair = f"GPU {link.reader}", f"GPU {link.owner}'s memory"
@@ -205,16 +211,19 @@ _UNMEASURED = "training on several GPUs, NVLink, several hosts, InfiniBand"
 
 
 def check_gpus(context: Context) -> Section:
-    """Queries the driver, NCCL and NVRTC; copies data between GPUs if there are several.
+    """Checks the GPUs, their driver, NCCL and NVRTC.
+
+    If this host has several GPUs, the check also copies data between each two of them.
 
     Args:
-        context: the time limit for all copies together is 60 seconds by default.
+        context: `timeout` is the time limit for all copies together; 60 seconds by default.
     """
     try:
         options = Options.from_environment(dict(context.environment))
         native_options = NativeOptions.from_environment(dict(context.environment))
     except ValueError:
-        return Section([("GPUs", "not checked")])  # The section of settings reports the problem.
+        # `check_settings` reports the invalid setting.
+        return Section([("GPUs", "not checked")])
     try:
         driver = nvidia.Driver(options.cuda_library)
         devices = driver.devices()
@@ -251,7 +260,16 @@ def check_gpus(context: Context) -> Section:
 
 
 def _add_choice(section: Section, options: Options, no_kernels: str, no_nccl: str) -> None:
-    """Adds the all-reduce that a job would choose, by the rules of `csrc/device/device_path.cc`."""
+    """Adds to the section how a job on this host would run all-reduces of GPU tensors.
+
+    The choice follows the rules of `csrc/device/device_path.cc`.
+
+    Args:
+        section: the section to extend.
+        options: `device_algorithm` is the user's choice, if any.
+        no_kernels: why tfdist's own kernels cannot be used; "" if they can.
+        no_nccl: why NCCL cannot be used; "" if it can.
+    """
     lacks = {"p2p": no_kernels, "nccl": no_nccl, "host": ""}
     if (forced := options.device_algorithm) in lacks:
         chosen = f"{_WAYS[forced]}, as TFDIST_DEVICE_ALGORITHM requires"
@@ -274,7 +292,7 @@ def _add_choice(section: Section, options: Options, no_kernels: str, no_nccl: st
 
 
 def _add_nccl(section: Section, options: Options) -> str:
-    """Adds the version of NCCL, and returns why NCCL is not used; "" if it is used."""
+    """Adds NCCL's version to the section; returns why NCCL cannot be used, or "" if it can."""
     path = options.nccl_library or nvidia.nccl()
     try:
         version = nvidia.nccl_version(path)
@@ -294,7 +312,12 @@ def _add_nccl(section: Section, options: Options) -> str:
 
 
 def _add_kernels(section: Section, options: NativeOptions, architecture: str) -> str:
-    """Adds the compiled kernels or their compiler; returns why both are missing, else ""."""
+    """Adds to the section where the compiled GPU kernels are, or which compiler would compile them.
+
+    Returns:
+        Why the kernels cannot be used, if they are not compiled and there is no compiler; "" if
+        they can be used.
+    """
     if found := gpu_kernels.find(architecture, options):
         section.add("kernels", f"compiled: {found}")
         return ""

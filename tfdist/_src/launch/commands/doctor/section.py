@@ -12,7 +12,8 @@ class Context:
 
     Attributes:
         environment: the environment variables of this process.
-        timeout: seconds per probe, if set by the user; None for each check's default.
+        timeout: the value of `--timeout`, in seconds. None means that the user has not set it; each
+            check then uses its own default.
     """
 
     environment: Mapping[str, str]
@@ -24,8 +25,8 @@ class Section:
     """The result of one check.
 
     Attributes:
-        rows: names and values, in display order.
-        problems: the problems found, each with its remedy.
+        rows: pairs of a name and a value, in the order in which they are shown.
+        problems: the problems that the check has found, each with its remedy.
     """
 
     rows: list[tuple[str, str]] = field(default_factory=list)

@@ -12,8 +12,8 @@ from tfdist._src.launch.commands.doctor.section import Context, Section
 from tfdist._src.options import PREFIX, NativeOptions, Options
 from tfdist._version import NEWEST_TESTED, __version__, is_newer
 
-# For each package, the oldest supported version and the first newer version that is not supported
-# ("" for none). A test compares them with setup.cfg.
+# For each package, the oldest supported version, and the first later version that is no longer
+# supported. "" means that there is no such bound. A test compares these versions with setup.cfg.
 SUPPORTED = {"tensorflow": ("2.18", "2.22"), "keras": ("3.8", ""), "numpy": ("", "")}
 _TITLES = {"tensorflow": "TensorFlow", "keras": "Keras", "numpy": "NumPy"}
 _OTHER_NAMES = {"tensorflow": ("tensorflow-cpu", "tensorflow-intel", "tf-nightly")}
@@ -42,7 +42,12 @@ def check_versions(context: Context) -> Section:
 
 
 def supported(found: str, oldest: str, too_new: str) -> bool:
-    """Whether a version is in a range; `""` means no bound.
+    """Whether a version is supported.
+
+    Args:
+        found: the version.
+        oldest: the oldest supported version; "" if all old versions are supported.
+        too_new: the first version that is too new; "" if all new versions are supported.
 
     Example:
         >>> supported("2.22.0rc1", "2.18", "2.22"), supported("2.21.0", "2.18", "2.22")
@@ -90,7 +95,7 @@ def check_settings(context: Context) -> Section:
 
 
 def _backend(environment: Mapping[str, str]) -> tuple[str, str, str]:
-    """Returns the backend, the place where it is set, and the remedy if it is wrong."""
+    """Returns Keras's backend, where it is set, and how to set it to TensorFlow."""
     if backend := environment.get("KERAS_BACKEND"):
         return backend, "KERAS_BACKEND", f"unset KERAS_BACKEND, or set it to {_BACKEND}"
     home = environment.get("KERAS_HOME")
@@ -107,7 +112,10 @@ _NAME = "native"
 
 
 def check_native(context: Context) -> Section:
-    """Looks for the libraries and a compiler; nothing is compiled or loaded."""
+    """Checks whether the native collectives are compiled, or a compiler for them is installed.
+
+    The check neither compiles nor loads the libraries.
+    """
     try:
         status = native.status(NativeOptions.from_environment(dict(context.environment)))
     except ValueError as error:

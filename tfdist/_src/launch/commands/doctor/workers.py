@@ -1,4 +1,4 @@
-"""Doctor's checks of a job: its workers, TLS, metrics, and its current activity."""
+"""Doctor's checks of a job's workers, TLS and metrics, and its reports about jobs."""
 
 import contextlib
 import enum
@@ -25,7 +25,7 @@ from tfdist.errors import ClusterError, LaunchError, TlsError
 
 
 class ProbeResult(enum.Enum):
-    """The result of a probe; the value is shown to the user."""
+    """The result of `probe`; the value of each member is the text that the user sees."""
 
     LISTENING = "reachable, and listening"
     REFUSED = "reachable, but not listening yet, which is normal before the start"
@@ -34,11 +34,12 @@ class ProbeResult(enum.Enum):
 
 
 def probe(address: str, timeout: float) -> ProbeResult:
-    """Opens a TCP connection and closes it.
+    """Tests whether a worker can be reached: opens a TCP connection to it and closes it again.
 
     Args:
         address: `"host:port"`.
-        timeout: the maximum seconds to resolve the name, and also to open the connection.
+        timeout: the time limit in seconds. It applies separately to the resolution of the name and
+            to the opening of the connection.
 
     Example:
         >>> probe("127.0.0.1:1", 1.0).name
@@ -58,7 +59,7 @@ def probe(address: str, timeout: float) -> ProbeResult:
             except ConnectionRefusedError:
                 result = ProbeResult.REFUSED
             except OSError:
-                pass  # Silent, or no route.
+                pass  # The host does not answer, or there is no route to the host.
     return result
 
 
@@ -66,12 +67,12 @@ _TLS = "between workers"
 
 
 def check_tls(context: Context) -> Section:
-    """Loads the certificate, the key and the CA, and checks that they match."""
+    """Loads the TLS certificate, its key and the CA, and checks that they match."""
     try:
         tls = Tls.load(Options.from_environment(dict(context.environment)))
     except TlsError as error:
         return Section([(_TLS, "on, but invalid")], [str(error)])
-    except ValueError:  # `settings` reports the details
+    except ValueError:  # `check_settings` reports the details.
         return Section([(_TLS, "a setting is invalid")])
     if tls is None:
         return Section([(_TLS, "off")])
@@ -82,16 +83,19 @@ _METRICS = "Prometheus"
 
 
 def check_metrics(context: Context) -> Section:
-    """Looks for prometheus_client, and briefly binds the metrics port."""
+    """Checks that prometheus_client is installed and that the metrics port is free.
+
+    To test the port, the check listens on it for a moment.
+    """
     try:
         options = Options.from_environment(dict(context.environment))
-    except ValueError:  # `settings` reports the details
+    except ValueError:  # `check_settings` reports the details.
         return Section([(_METRICS, "a setting is invalid")])
     if not options.metrics_port:
         return Section([(_METRICS, "off")])
     try:
         job = from_environment(context.environment)
-    except ClusterError:  # `workers` reports the details
+    except ClusterError:  # `check_workers` reports the details.
         job = Topology()
     host = options.metrics_host
     port = port_of(options.metrics_port, [worker.address for worker in job.workers], job.rank)
@@ -115,17 +119,20 @@ def check_metrics(context: Context) -> Section:
 
 
 def report_job(job: str, *, interval: float, as_json: bool, all_ranks: bool) -> str:
-    """Queries rank 0 twice, and reports the workers' activity between the two queries.
+    """Queries rank 0 of a running job twice, and reports the job's state.
+
+    The rates in the report refer to the time between the two queries.
 
     Args:
-        job: rank 0's `"host:port"` in TF_CONFIG, or the ID of a process on this host: a worker or
-            `tfdist run`. With an ID, the process's secret and TLS files are used.
-        interval: seconds between the two queries.
+        job: the address of rank 0 in TF_CONFIG, `"host:port"`, or the ID of a process of the job on
+            this host. The process can be a worker or `tfdist run`. If a process ID is given, the
+            secret and the TLS files are taken from the environment of the process.
+        interval: the number of seconds between the two queries.
         as_json: whether to return a JSON object instead of text.
-        all_ranks: whether the text lists all ranks, regardless of their number.
+        all_ranks: whether the text lists every rank. By default, it lists at most 64 ranks.
 
     Raises:
-        TfdistError: the job cannot be queried; the message is one line.
+        TfdistError: the job cannot be queried. The message is a single line.
     """
     address, environment = find_job(int(job)) if job.isdecimal() else (job, None)
     try:
@@ -141,14 +148,14 @@ def report_job(job: str, *, interval: float, as_json: bool, all_ranks: bool) -> 
 
 
 def report_flight(path: Path, *, as_json: bool) -> str:
-    """Reads the logs in a folder and explains them.
+    """Reads the flight logs in a folder, and explains why the job failed or hangs.
 
     Args:
         path: the folder.
         as_json: whether to return a JSON object instead of text.
 
     Raises:
-        LaunchError: the folder cannot be read, or has no readable log.
+        LaunchError: the folder cannot be read, or contains no flight log that can be read.
     """
     try:
         folder = read(path)
@@ -172,9 +179,11 @@ _AT_ONCE = 32
 
 
 def check_workers(context: Context) -> Section:
-    """Finds this process's job, briefly binds this worker's address, and dials every other worker.
+    """Checks the job that this process belongs to, and the connections to its other workers.
 
-    If workers exchange their addresses only at the start, dials only rank 0.
+    The check listens on this worker's own address for a moment, to see whether the address is free.
+    Then it connects to every other worker with a known address. In some clusters, the workers
+    report their addresses to rank 0 only when they start; then only rank 0's address can be known.
     """
     section = Section([("looked for", ", ".join(RESOLVERS))])
     try:
@@ -207,7 +216,7 @@ def check_workers(context: Context) -> Section:
 
 
 def _check_authentication(section: Section, found: ResolvedJob, context: Context) -> None:
-    with contextlib.suppress(ValueError):  # `settings` reports the details
+    with contextlib.suppress(ValueError):  # `check_settings` reports the details.
         options = Options.from_environment(dict(context.environment))
         text = summary(found.topology, options)
         if found.exchange is not None and not (options.secret or options.tls):
