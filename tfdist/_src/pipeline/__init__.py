@@ -1,1 +1,1 @@
-"""Pipeline parallelism: schedules, the partition of models, stages, and the steps that run them."""
+"""Pipeline parallelism: cuts models into stages, makes schedules, and runs training steps."""

@@ -1,4 +1,4 @@
-"""A Keras model split into stages, one or more per worker, that trains with `fit`."""
+"""`PipelineModel`, a Keras model that is split into stages and trains with `fit`."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -35,19 +35,22 @@ from tfdist.errors import UnsupportedError
 class PipelineModel(FullModelMethods):
     """An ordinary Keras model divided into stages over the workers of a pipeline.
 
-    `compile`, `fit`, `evaluate` and `predict` work as on the ordinary model, with the results of a
-    single process. Every worker creates the model and calls the same methods.
+    `compile`, `fit`, `evaluate` and `predict` work as they do on the ordinary model and give the
+    same results as a single process. Every worker must create the model and call the same methods.
 
     Args:
-        model: a Sequential or Functional model, or a function that returns one. With a function,
-            no worker ever holds the variables of the full model; only values that the function
-            reads from a file stay in CPU memory until the model is cut.
-        cuts: the name of the last layer of each stage but the last; by default, stages of about
-            equal cost are chosen.
-        balance: the cost to balance among the stages if `cuts` is not given: `"time"`, measured
-            on the chief, or `"parameters"`, computed from the parameter counts.
-        remat: whether backward passes recompute the forward pass, which saves the memory of its
-            intermediate values.
+        model: a Sequential or Functional model, or a function that returns one. If `model` is a
+            function, its variables get no values until the model is cut, and each worker then
+            allocates only the variables of its own stages. So no worker has to hold the full
+            model. However, values that the function loads from a file stay in CPU memory until
+            the model is cut.
+        cuts: the names of the layers after which the model is cut: the last layer of every stage
+            except the last stage. If None, stages of about equal cost are chosen.
+        balance: the cost to balance among the stages if `cuts` is None: `"time"`, the run time of
+            the layers as measured on the chief, or `"parameters"`, an estimate from the layers'
+            parameter counts.
+        remat: whether each backward pass runs the stage's forward pass again. This saves the
+            memory that would otherwise hold the forward pass's intermediate values.
 
     Raises:
         UnsupportedError: the model is created outside the scope of a pipeline strategy.
@@ -87,7 +90,8 @@ class PipelineModel(FullModelMethods):
         self._untracked = UntrackedFields(full_model, partition, remat, files, by_time)
         layers = {id(layer): layer for stage in mine for layer in stage.layers}
         self._own_layers = list(layers.values())
-        # Variables of other layers that a stage reads, for example for a head tied to an embedding.
+        # A stage may also read variables of layers in other stages: for example, an output layer
+        # that reuses the weights of an embedding.
         own = {id(v) for layer in self._own_layers for v in layer.variables}
         read = {id(v): v for stage in mine for v in stage.variables if id(v) not in own}
         self._read_variables = list(read.values())
@@ -97,7 +101,10 @@ class PipelineModel(FullModelMethods):
         self.built = True
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """Runs all stages, symbolically only, since no worker holds all of them.
+        """Runs all stages one after another.
+
+        In a pipeline of several workers, only symbolic calls are possible, since no worker holds
+        the variables of all stages.
 
         Raises:
             UnsupportedError: the model is called eagerly in a pipeline of several workers.
@@ -116,7 +123,9 @@ class PipelineModel(FullModelMethods):
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compiles the model like `keras.Model.compile`; `run_eagerly` is not supported.
 
-        With `jit_compile=True`, XLA compiles each stage's passes and the update.
+        With `jit_compile=True`, XLA compiles the forward and backward pass of each stage, and the
+        optimizer's update. The update is not compiled if several workers of a pipeline hold a copy
+        of the same variable.
         """
         if kwargs.get("run_eagerly") is True:
             raise UnsupportedError(
@@ -135,15 +144,19 @@ class PipelineModel(FullModelMethods):
     def timeline_on_batch(self, *args: Any, **kwargs: Any) -> Timeline:
         """Trains on a batch like `train_on_batch`, and returns when each action ran.
 
-        All workers must call it. The first call retraces the step; use the times of the second
-        call. Workers on several hosts need synchronized clocks.
+        An action is the forward or backward pass of one microbatch through one stage.
+
+        All workers must call this method. The first call retraces the step, which distorts the
+        times, so use the timeline of the second call. If the workers run on several hosts, the
+        hosts' clocks must be synchronized.
 
         Args:
             *args: arguments of `keras.Model.train_on_batch`.
             **kwargs: keyword arguments of `keras.Model.train_on_batch`.
 
         Returns:
-            The timeline of this worker's pipeline, on all workers.
+            The start and end times of all actions in this worker's pipeline. Every worker gets the
+            timeline of its own pipeline.
 
         Example:
             ```python
@@ -161,16 +174,17 @@ class PipelineModel(FullModelMethods):
         return gather_timeline(self.distribute_strategy, last())
 
     def explain_on_batch(self, batch: Any) -> list[Transfer]:
-        """Returns the transfers of a training step; `strategy.explain` prints them.
+        """Returns the list of all values that the workers communicate in a training step.
 
-        All workers must call it.
+        `strategy.explain` returns the same transfers and also prints them. All workers must call
+        this method.
 
         Args:
             batch: a global batch as for `fit`, such as a pair of inputs and targets.
 
         Returns:
-            Transfers as returned by `strategy.explain`. Transfers between stages have the kind
-            "send".
+            The list of transfers that `strategy.explain` returns. Transfers between stages have
+            the kind "send".
         """
         if not self.compiled:
             raise ValueError("The model must be compiled before training. Call `compile` first.")
@@ -178,13 +192,14 @@ class PipelineModel(FullModelMethods):
 
     @contextlib.contextmanager
     def recording_actions(self) -> Iterator[Callable[[], list[tuple[str, float, float]]]]:
-        """Makes training steps record when this worker's actions run, within this context.
+        """Records when this worker's actions run, in every training step inside this context.
 
-        All workers must enter and leave this context at the same step, since it causes a retrace.
+        All workers must enter this context before the same step, and leave it after the same step.
+        In both cases, the workers retrace the next step, which they must do together.
 
         Yields:
-            A function that returns the actions of the last step: name, start and end, in seconds
-            of Unix time.
+            A function that returns the actions of the last step, each as a tuple
+            `(name, start, end)`. The times are in seconds of Unix time.
         """
         if self._steps is None:
             raise ValueError("The model must be compiled before training. Call `compile` first.")
@@ -216,7 +231,7 @@ class PipelineModel(FullModelMethods):
         return self.test_function
 
     def make_predict_function(self, force: bool = False) -> Any:
-        """Makes the function that `predict` calls for a list of batches."""
+        """Makes the function that `predict` calls with a list of batches."""
 
         def predict(batches: list[Any]) -> Any:
             steps = self._steps_of_group()
@@ -229,7 +244,11 @@ class PipelineModel(FullModelMethods):
         return predict
 
     def _steps_of_group(self) -> StepRunner:
-        """Returns the runner for the current group; collective if the group has changed."""
+        """Returns the runner of the steps, after replacing it if the group has changed.
+
+        The group changes if workers join or leave the job. All workers must then call this method
+        together, since the construction of a runner is collective.
+        """
         before, group = self._steps, extended_of(self.distribute_strategy).group
         if before is not None and before.generation == group.generation:
             return before
@@ -265,13 +284,17 @@ class PipelineModel(FullModelMethods):
         return run
 
     def reset_metrics(self) -> None:
-        """Resets the metrics and forgets the logs of the last step."""
+        """Resets the metrics and discards the logs of the last step."""
         super().reset_metrics()
         if self._steps is not None:
             self._steps.logs = {}
 
     def get_metrics_result(self) -> dict[str, Any]:
-        """Returns the current metrics on all workers; only last-stage workers update them."""
+        """Returns the current results of the metrics, on all workers.
+
+        Only the workers that hold the last stage update the compiled metrics. So all workers return
+        the logs of the last step, which contain the results, if there is a last step.
+        """
         if tf.executing_eagerly() and self._steps is not None and self._steps.logs:
             return dict(self._steps.logs)
         return super().get_metrics_result()  # type: ignore[no-any-return]

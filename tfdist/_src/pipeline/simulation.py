@@ -1,4 +1,4 @@
-"""Simulates a schedule with given costs, by the executor's rules, and draws its timeline."""
+"""Simulates schedules by the rules of `MicrobatchExecutor`, and draws timelines."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Span:
-    """One action with its start and end.
+    """An action with its start and end time.
 
     Attributes:
         action: the action.
-        start: its start, in seconds since the start of the step.
-        end: its end, in seconds since the start of the step.
+        start: the time at which the action starts, in seconds since the start of the step.
+        end: the time at which the action ends, in seconds since the start of the step.
     """
 
     action: Action
@@ -35,12 +35,12 @@ class Span:
 
 @dataclass(frozen=True)
 class Timeline:
-    """The actions of every rank with their times, simulated or measured.
+    """The simulated or measured times of every rank's actions.
 
     Attributes:
-        name: the schedule's name.
-        spans: for each rank, its actions in order. Times are in seconds, start at 0 and share one
-            clock on all ranks.
+        name: the name of the schedule.
+        spans: for each rank, the rank's actions in order, with their times. Time 0 is the start of
+            the step on all ranks.
 
     Example:
         >>> timeline = simulate(make_schedule("gpipe", ranks=2, microbatches=6))
@@ -53,19 +53,19 @@ class Timeline:
 
     @functools.cached_property
     def makespan(self) -> float:
-        """The seconds until the last action of any rank ends."""
+        """The time in seconds at which the last action of all ranks ends."""
         return max((span.end for spans in self.spans for span in spans), default=0.0)
 
     @property
     def bubbles(self) -> tuple[float, ...]:
-        """The fraction of the makespan that each rank is idle."""
+        """For each rank, the fraction of the makespan during which the rank is idle."""
         whole = self.makespan
         busy = (sum(span.end - span.start for span in spans) for spans in self.spans)
         return tuple(1 - seconds / whole if whole else 0.0 for seconds in busy)
 
     @property
     def bubble(self) -> float:
-        """The fraction of the makespan that ranks are idle, averaged over the ranks."""
+        """The average of `bubbles` over all ranks."""
         return sum(self.bubbles) / len(self.spans)
 
     @functools.cached_property
@@ -74,7 +74,7 @@ class Timeline:
         return Schedule(self.name, tuple(tuple(s.action for s in spans) for spans in self.spans))
 
     def costs(self) -> Costs:
-        """Returns the costs of each stage's passes: the medians over the microbatches.
+        """Returns the median duration of each stage's passes over the microbatches.
 
         Example:
             >>> simulate(make_schedule("1f1b", ranks=2, microbatches=6)).costs().backward
@@ -94,7 +94,7 @@ class Timeline:
 
     @property
     def peak_activations(self) -> tuple[float, ...]:
-        """The peak number of activations on each rank."""
+        """For each rank, the largest number of activations that it keeps at the same time."""
         return peak_activations(self.schedule)
 
 
@@ -106,24 +106,31 @@ def simulate(
 ) -> Timeline:
     """Computes when each action of a schedule runs.
 
-    Each rank runs its actions one after the other. Sends do not block. If a schedule splits
-    backward passes, a whole backward pass sends its gradient after its first part. A receive is
-    posted when the previous action has ended; the action that consumes its value waits for it. A
-    channel connects one rank to another and transfers one message at a time, in order, once the
-    message is sent and its receive is posted.
+    The simulation follows these rules:
+
+    - Each rank runs its actions one after another.
+    - Sends do not block. An action's output is sent when the action ends. There is one exception:
+      if the schedule splits some backward passes, a whole backward pass sends its gradients when
+      its first part ends.
+    - A receive is posted when the previous action of the rank has ended. The action that consumes
+      the received value waits until the value arrives.
+    - Each pair of a sending and a receiving rank has a channel. A channel transfers one message at
+      a time, in the order of the sends. A transfer starts when the message has been sent and its
+      receive has been posted.
 
     Args:
         schedule: a schedule that passes `plan.validation.check`.
-        costs: the seconds of passes and transfers; by default, 1 for F, I and W, 0 for a transfer.
-        edges: pairs (source stage, target stage), as for `lower`.
-        differentiable: the edges along which gradients flow back, as for `lower`.
+        costs: the durations of passes and transfers in seconds. By default, F, I and W take 1 each
+            and a transfer takes 0.
+        edges: pairs `(source, target)` of stages, as for `lower`.
+        differentiable: the edges over which gradients are sent back, as for `lower`.
 
     Returns:
-        The start and end of each action, which determine the bubble and the activations.
+        The timeline with the start and end of each action.
 
     Raises:
         ScheduleError: the ranks deadlock.
-        ValueError: the costs or edges do not fit the schedule.
+        ValueError: `costs`, `edges` or `differentiable` is invalid for this schedule.
 
     Example:
         >>> timeline = simulate(make_schedule("1f1b", ranks=2, microbatches=8))
@@ -134,9 +141,10 @@ def simulate(
     seconds = costs.seconds(schedule.ranks, schedule.stages)
     spans: list[list[Span]] = [[] for _ in schedule.actions]
     clock = [0.0] * schedule.ranks
-    ready = [0.0] * schedule.ranks  # When the output of the last action was ready to send.
+    # For each rank, the time at which the output of its latest action was ready to be sent.
+    ready = [0.0] * schedule.ranks
     channels: dict[tuple[int, int], _Channel] = defaultdict(_Channel)
-    # The times at which all inputs of an action have arrived from other ranks.
+    # For each action, by its `takes`: the time at which its last input arrived from another rank.
     arrival: dict[StageInput | None, float] = defaultdict(float)
     for rank, step in walk(lower(schedule, edges, differentiable)):
         if isinstance(step, Action):
@@ -160,23 +168,31 @@ def simulate(
 
 @dataclass
 class _Channel:
-    """The messages in flight from one rank to another."""
+    """A channel from one rank to another, with the messages that have not been transferred yet."""
 
     sent: deque[float] = field(default_factory=deque)
     received: deque[tuple[float, StageInput]] = field(default_factory=deque)
     free: float = 0.0
 
     def move(self, seconds: float) -> Iterator[tuple[StageInput, float]]:
-        """Moves messages that are sent and received; yields each value with its arrival."""
+        """Transfers all messages for which a receive has been posted.
+
+        Args:
+            seconds: the duration of a transfer.
+
+        Yields:
+            Each transferred value with its arrival time.
+        """
         while self.sent and self.received:
             ready, value = self.received.popleft()
             self.free = max(self.sent.popleft(), ready, self.free) + seconds
             yield value, self.free
 
 
-# Maximum length of a row of text; a measured timeline may have very short actions.
+# The maximum number of cells in a row of `text`. The limit is needed for measured timelines, which
+# may contain very short actions.
 _MAX_CELLS = 400
-# The colors of a rank's first stage, and of its other stages.
+# For each kind of pass, the color for a rank's first stage and the color for its other stages.
 _COLORS = {
     Kind.FORWARD: ("#9fc1e8", "#3f74b5"),
     Kind.BACKWARD: ("#f0b98a", "#bd6b24"),
@@ -194,11 +210,14 @@ _NAMES = {
 def text(shown: Schedule | Timeline) -> str:
     """Draws a Gantt chart as text.
 
-    A cell is as long as the shortest action. It shows the pass and its microbatch: `F3` on a rank's
-    first stage, `f3` on any other stage. `-` continues an action; `.` means that the rank is idle.
+    Each row shows the actions of a rank, and each cell of a row stands for the duration of the
+    shortest action. The first cell of an action contains the kind of the pass and the microbatch:
+    `F3` on the rank's first stage, or `f3` on any other stage of the rank. The other cells of the
+    action contain `-`. A cell with `.` means that the rank is idle.
 
     Args:
-        shown: a timeline; or a schedule, which is simulated with equal costs of F, I and W.
+        shown: a timeline, or a schedule. A schedule is first simulated with equal costs of F, I
+            and W.
 
     Example:
         >>> print(text(make_schedule("1f1b", ranks=2, microbatches=2)))
@@ -228,11 +247,12 @@ def text(shown: Schedule | Timeline) -> str:
 def draw(timeline: Timeline, path: str | Path) -> None:
     """Draws a Gantt chart: a box for each action, labeled with its microbatch.
 
-    A rank's first stage has light boxes, its other stages have dark ones.
+    The actions of a rank's first stage are drawn in light colors, and the actions of its other
+    stages in dark colors.
 
     Args:
-        timeline: simulated or measured.
-        path: the file to write; its extension selects the format, such as .png.
+        timeline: a simulated or measured timeline.
+        path: the file to write. Its extension, such as `.png`, determines the format.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -273,7 +293,7 @@ def summary(timeline: Timeline) -> str:
     """Returns a one-line summary of a timeline.
 
     Args:
-        timeline: simulated or measured.
+        timeline: a simulated or measured timeline.
     """
     schedule = timeline.schedule
     kept = " ".join(f"{peak:g}" for peak in timeline.peak_activations)

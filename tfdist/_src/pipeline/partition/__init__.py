@@ -1,7 +1,8 @@
 """The partition of a model into pipeline stages.
 
-`linearize` turns a model into a list of calls, `measure` times them, `decide` chooses where to
-cut, and `cut_model` makes the stages; `partition` does all of this in one process.
+`linearize` turns a model into a list of layer calls, `measure` measures the run time of each call,
+`decide` chooses the calls before which to cut, and `cut_model` makes the stages. `partition` runs
+all of these functions in one process.
 """
 
 from tfdist._src.pipeline.partition.choose import (

@@ -1,4 +1,4 @@
-"""Divides a model into stages by time, by parameters or at given calls."""
+"""Divides a model into stages: by run time, by parameter counts, or after given calls."""
 
 import difflib
 from collections.abc import Callable, Iterable, Sequence
@@ -19,23 +19,27 @@ Costs = npt.NDArray[np.float64]
 def balance(costs: Costs, stages: int) -> list[int]:
     """Divides calls into stages so that the most expensive stage is as cheap as possible.
 
-    A pipeline is only as fast as its slowest stage. Ties are broken by the smallest sum of squares,
-    which evens out the other stages, then by the earliest last boundary, and so on. The same costs
-    yield the same partition everywhere.
+    A pipeline is only as fast as its slowest stage. If several partitions are equally good, the
+    function returns the one with the smallest sum of squared stage costs, so that the costs of the
+    other stages are also similar. If there are still several, the function returns the one with the
+    earliest last boundary, then the earliest second-to-last boundary, and so on. So the same costs
+    give the same partition on all workers.
 
-    Both steps are dynamic programs (Bellman) over the position of a boundary. To add a stage, only
-    the optimum for the calls before it, with one stage fewer, is needed.
+    Both the smallest maximum and the smallest sum of squares are found by dynamic programming. The
+    best partition of the first j calls into s + 1 stages follows from the costs of the last stage
+    and from the best partitions of fewer calls into s stages.
 
     Args:
-        costs: a matrix; `costs[i, j]` is the cost, at least 0, of a stage of calls i to j - 1. It
-            is infinite if that stage is not allowed, as for i >= j.
+        costs: a matrix. `costs[i, j]` is the nonnegative cost of a stage that consists of the calls
+            i to j - 1. The entry is infinite if that stage is not allowed or has no calls (i >= j).
         stages: the number of stages.
 
     Returns:
-        The index of the first call of each stage but the first.
+        The index of the first call of each stage except the first stage.
 
     Raises:
-        PartitionError: there is no such partition.
+        PartitionError: every partition into this number of stages contains a stage with an
+            infinite cost.
 
     Example:
 
@@ -76,19 +80,19 @@ def stage_costs(
     seconds_per_byte: float,
     memory_limit: float = np.inf,
 ) -> Costs:
-    """Returns the costs of all possible stages as a matrix, as for `balance`.
+    """Returns the matrix of the costs of all possible stages, for `balance`.
 
     Args:
         graph: the model.
-        seconds: the time of each call, forward and backward.
-        rows: the rows of a microbatch.
-        seconds_per_byte: the transfer time of a byte to or from another stage.
-        memory_limit: the maximum bytes of variables in a stage.
+        seconds: for each call, the total time of its forward and backward pass.
+        rows: the number of rows in a microbatch.
+        seconds_per_byte: the time to transfer one byte from one stage to another.
+        memory_limit: the maximum size of the variables of a stage, in bytes.
 
     Returns:
-        At `[i, j]`, the cost of the stage of calls i to j - 1. The entries are integers in units of
-        about a millionth of the model's cost, so that equal stages compare equal regardless of the
-        order of summation.
+        A matrix. The entry `[i, j]` is the cost of a stage that consists of the calls i to j - 1.
+        All entries are rounded to integers, in units of about a millionth of the time of all calls.
+        Otherwise, rounding errors could make the costs of identical stages differ.
     """
     calls = len(graph.calls)
     received, sent = _traffic(graph, rows)
@@ -102,17 +106,17 @@ def stage_costs(
 
 
 def _traffic(graph: Graph, rows: int) -> tuple[Costs, Costs]:
-    """Returns the bytes that each possible stage receives from earlier and sends to later stages.
+    """Returns how many bytes each possible stage receives from earlier and sends to later stages.
 
-    Floating-point values count twice, since their gradients flow back. The model's inputs do not
-    count, since a stage reads them from the batch.
+    Floating-point values count twice, since their gradients are sent back. The model's inputs do
+    not count, since each stage reads them from the batch.
     """
     producer = {key: n for n, call in enumerate(graph.calls) for key in call.outputs}
     uses: dict[Key, list[int]] = {}
     for n, call in enumerate(graph.calls):
         for key in call.inputs:
             uses.setdefault(key, []).append(n)
-    for key in graph.outputs:  # The last stage computes the loss.
+    for key in graph.outputs:  # The last stage needs all outputs, since it computes the loss.
         uses.setdefault(key, []).append(len(graph.calls) - 1)
     received, sent = _zeros(graph), _zeros(graph)
     for key, users in uses.items():
@@ -125,13 +129,17 @@ def _traffic(graph: Graph, rows: int) -> tuple[Costs, Costs]:
         if mask is not None:
             size += profiler.bytes_of(mask, rows)
         _add_for_spans(received, producer[key] + 1, users, size)
-        # The stages that contain the producer but not the last user.
+        # A stage sends the value if the stage contains the call that produces the value, but not
+        # the last call that uses the value.
         sent[: producer[key] + 1, producer[key] + 1 : max(users) + 1] += size
     return received, sent
 
 
 def _memory(graph: Graph) -> Costs:
-    """Returns the bytes of the variables of each possible stage, each variable counted once."""
+    """Returns the size in bytes of the variables of each possible stage.
+
+    A variable that several calls of a stage use is counted once.
+    """
     users: dict[int, list[int]] = {}
     sizes: dict[int, int] = {}
     for n, call in enumerate(graph.calls):
@@ -145,13 +153,18 @@ def _memory(graph: Graph) -> Costs:
 
 
 def _add_for_spans(matrix: Costs, begin: int, users: Iterable[int], amount: float) -> None:
-    """Adds an amount to each stage that starts at call `begin` or later and contains a user.
+    """Adds an amount to the cost of each stage that uses a certain value or variable.
 
-    The users are the indices of the calls that use a value or variable. A stage with several users
-    gets the amount once.
+    The amount is added once, even if several calls of the stage use the value.
+
+    Args:
+        matrix: the matrix with an entry for each possible stage, which is modified.
+        begin: the first call of the earliest stage to which the amount is added.
+        users: the indices of the calls that use the value or variable.
+        amount: the amount to add.
     """
     for user in sorted(set(users)):
-        # The stages whose first user is this call.
+        # These are the stages in which this call is the first user.
         matrix[begin : user + 1, user + 1 :] += amount
         begin = max(begin, user + 1)
 
@@ -161,20 +174,22 @@ def _zeros(graph: Graph) -> Costs:
 
 
 def boundaries_after(graph: Graph, cuts: Sequence[str]) -> list[int]:
-    """Returns the boundaries after the named calls.
+    """Returns the stage boundaries that follow the named calls.
 
     Args:
         graph: the model.
-        cuts: names of calls: of a layer or operation, such as `"block_4"`; in a nested model,
-            `"encoder/dense"`; for a layer's second call, `"dense#2"`. The name of a nested model,
-            `"encoder"`, means its last call. Each named call ends a stage; the calls after the last
-            named call form the last stage.
+        cuts: the names of the calls that end a stage. The calls after the last named call form the
+            last stage. A call is named after its layer or operation, such as `"block_4"`. A call
+            in a nested model is prefixed with the model's name, as in `"encoder/dense"`, and the
+            second call of the same layer is `"dense#2"`. The name of a nested model, `"encoder"`,
+            stands for the last call in that model.
 
     Returns:
-        The boundaries for `cut_model`, in the order of the calls.
+        The `boundaries` argument of `cut_model`, in ascending order.
 
     Raises:
-        PartitionError: a call does not exist or is the last one, or two names mean the same call.
+        PartitionError: the model has no call of a given name, a name stands for the model's last
+            call, or two names stand for the same call.
     """
     after: dict[str, int] = {}
     for number, call in enumerate(graph.calls):
@@ -222,25 +237,30 @@ def partition(
 ) -> Partition:
     """Divides a model into stages, in one process.
 
-    Several processes must agree on the stages: one calls `measure` and sends the times to the
-    others, and all call `decide` and `cut_model`.
+    Several processes must not call this function separately with `balance="time"`, since they
+    would measure different times and choose different stages. Instead, one process calls `measure`
+    and sends the times to the others, and all processes call `decide` and `cut_model` with these
+    times.
 
     Args:
-        model: a Functional model, or a built Sequential one.
+        model: a Functional model, or a Sequential model that is built.
         stages: the number of stages.
-        balance: the cost to balance among the stages: `"time"`, measured on this host, or
-            `"parameters"`, an estimate that runs nothing.
-        cuts: the names of the calls to cut after, one fewer than stages, instead of `balance`; see
-            `boundaries_after`.
-        rows: the rows of a microbatch.
-        memory_limit: the maximum bytes of variables in a stage.
+        balance: the cost to balance among the stages if `cuts` is None: `"time"`, measured on this
+            host, or `"parameters"`, an estimate from the parameter counts that does not run the
+            model.
+        cuts: the names of the calls after which to cut the model, one for each stage except the
+            last; see `boundaries_after`. If None, the stages are chosen by `balance`.
+        rows: the number of rows in a microbatch.
+        memory_limit: the maximum size of the variables of a stage, in bytes. It has no effect if
+            `cuts` is given.
 
     Returns:
         The stages.
 
     Raises:
-        PartitionError: the model has no graph of layers or too few calls, `cuts` has unknown
-            names or the wrong number of them, or no partition is within the limit.
+        PartitionError: the model has no graph of layers, the model has fewer calls than `stages`,
+            `cuts` contains an unknown name or the wrong number of names, or no partition is within
+            `memory_limit`.
         ValueError: `balance` is neither `"time"` nor `"parameters"`.
 
     Example:
@@ -274,28 +294,32 @@ def decide(
     memory_limit: float = np.inf,
     seconds_per_byte: float = SECONDS_PER_BYTE,
 ) -> list[int]:
-    """Decides where to cut, identically in all processes that pass the same numbers.
+    """Chooses the calls before which a model is cut.
+
+    All processes that pass the same arguments get the same result.
 
     Args:
         graph: the model.
         stages: the number of stages.
-        seconds: the time of each call.
-        rows: the rows of a microbatch.
-        memory_limit: the maximum bytes of variables in a stage.
-        seconds_per_byte: the transfer time of a byte from stage to stage.
+        seconds: for each call, the total time of its forward and backward pass.
+        rows: the number of rows in a microbatch.
+        memory_limit: the maximum size of the variables of a stage, in bytes.
+        seconds_per_byte: the time to transfer one byte from one stage to another.
 
     Returns:
-        The index of the first call of each stage but the first, for `cut_model`.
+        The `boundaries` argument of `cut_model`: the index of the first call of each stage except
+        the first stage.
 
     Raises:
-        PartitionError: there are too few calls, or no partition is within the limit.
+        PartitionError: the model has fewer calls than `stages`, or no partition is within
+            `memory_limit`.
     """
     check_stages(graph, stages)
     return balance(stage_costs(graph, seconds, rows, seconds_per_byte, memory_limit), stages)
 
 
 def check_stages(graph: Graph, stages: int) -> None:
-    """Raises PartitionError if a model cannot have this many stages."""
+    """Raises PartitionError if a model cannot be divided into this number of stages."""
     if not 1 <= stages <= len(graph.calls):
         raise PartitionError(
             f"'{graph.model.name}' can be divided into 1 to {len(graph.calls)} stages, one for "

@@ -1,4 +1,4 @@
-"""Cuts a model's calls into stages, and finds the values that pass between them."""
+"""Cuts a model's calls into stages, and determines the values that pass between the stages."""
 
 import dataclasses
 import functools
@@ -18,22 +18,28 @@ AfterCall: TypeAlias = Callable[[Call, dict[Key, Any]], dict[Key, Any]]
 
 
 class Stage:
-    """Consecutive calls of a model, run as one.
+    """A stage: consecutive calls of a model that run together.
 
     Args:
         graph: the model's graph.
         index: the stage's index, from 0.
         calls: the stage's calls.
-        inputs: the values that the stage consumes, in order of their keys: model inputs, and
-            outputs of earlier stages.
-        outputs: the values that the stage returns: values that later stages consume, or, for the
-            last stage, all model outputs, including outputs of earlier stages.
-        owned: the variables that this stage regularizes.
+        inputs: the keys of the values that the stage consumes, in ascending order. These values
+            are inputs of the model and outputs of earlier stages.
+        outputs: the keys of the values that the stage returns. The last stage returns all outputs
+            of the model, including outputs that earlier stages computed. Any other stage returns
+            the values that later stages consume.
+        owned: the variables to which this stage applies their regularizers. If several stages use
+            a variable, only one of them owns it, so that its regularization loss counts once.
 
     Attributes:
-        index, calls, inputs, outputs: as above.
-        layers: the layers that the stage calls, each once, in order.
-        steps: the values computed by the calls of the last run, kept while a trace needs them.
+        index: the stage's index.
+        calls: the stage's calls.
+        inputs: the keys of the values that the stage consumes.
+        outputs: the keys of the values that the stage returns.
+        layers: the layers that the stage calls, without duplicates, in order of their first calls.
+        steps: the values that the calls computed when the stage last ran. `StageFunctions`
+            reads this list while it traces the stage, and then clears the list.
     """
 
     def __init__(
@@ -60,12 +66,12 @@ class Stage:
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """Each variable that the stage uses, once: weights, and states such as seeds."""
+        """The weights and states (such as seeds) that the stage uses, without duplicates."""
         return unique(v for call in self.calls for v in call.variables)
 
     @property
     def trainable_variables(self) -> list[keras.Variable]:
-        """The variables to train, by the current `trainable` flags of the layers."""
+        """The trainable variables, according to the current `trainable` flags of the layers."""
         layers = unique(v for layer in self.layers for v in layer.trainable_variables)
         read = (v for call in self.calls for v in call.reads if v.trainable)
         return unique((*layers, *read))
@@ -76,18 +82,19 @@ class Stage:
         training: bool | None = None,
         after: AfterCall | None = None,
     ) -> dict[Key, Any]:
-        """Runs the stage, in eager mode or inside a trace.
+        """Runs the stage, in eager mode or while a function is traced.
 
         Args:
-            values: at least the stage's `inputs`. Tensors carry Keras masks as in a model. The
-                tensors and their masks are not modified.
-            training: as for the model's call.
-            after: called with each call and its outputs; returns the outputs to use instead.
+            values: tensors by key, for at least the keys in the stage's `inputs`. As in a Keras
+                model, a tensor may carry a mask. The tensors and their masks are not modified.
+            training: the `training` argument of the model's call.
+            after: a function that receives each call and the call's outputs after the call has
+                run. The stage then uses the outputs that this function returns.
 
         Returns:
-            The stage's `outputs`, with their masks.
+            The tensors of the stage's `outputs` by key, with their masks.
         """
-        # Masked inputs are copied, since attention layers remove the masks from their inputs.
+        # Inputs with a mask are copied, since attention layers remove the masks of their inputs.
         inputs = {
             key: values[key] if get_keras_mask(values[key]) is None else copy(values[key])
             for key in self.inputs
@@ -96,11 +103,11 @@ class Stage:
         return outputs
 
     def losses(self) -> list[Any]:
-        """Returns the losses of the latest call, apart from the compiled loss.
+        """Returns the losses that the stage's layers added in the latest call of the stage.
 
-        The losses are from `add_loss` and from activity regularizers in the stage's layers, and
-        from the regularizers of the variables that the stage owns. All stages together return each
-        of the model's `losses` once.
+        These are the losses from `add_loss` and from activity regularizers, and the losses from the
+        regularizers of the variables that the stage owns. The loss passed to `compile` is not
+        included. Together, the stages return each entry of the model's `losses` exactly once.
         """
         regularized = [
             v for v in self.trainable_variables if v.regularizer and id(v) in self._owned
@@ -119,10 +126,10 @@ class Stage:
 
 
 class _Body(keras.layers.Layer):  # type: ignore[misc]
-    """Makes Keras treat a stage's calls like a call of a model.
+    """Runs the calls of a stage as the call of one Keras layer.
 
-    Keras then sets the call context and the mixed-precision types, and clears the losses of the
-    tracked layers when the call begins.
+    So Keras does the same as for a call of a model: it sets the call context and the
+    mixed-precision dtypes, and it first clears the losses of the layers in `tracked`.
     """
 
     def __init__(
@@ -132,7 +139,7 @@ class _Body(keras.layers.Layer):  # type: ignore[misc]
         name: str,
         dtype: Any,
     ) -> None:
-        # Inputs are not cast, since the model converts no values between its calls.
+        # Inputs are not cast, since the original model does not cast values between its calls.
         super().__init__(name=name, dtype=dtype, autocast=False)
         self.supports_masking = True
         self.run = run
@@ -146,23 +153,26 @@ class _Body(keras.layers.Layer):  # type: ignore[misc]
         return self.run(values, training, after)
 
     def compute_mask(self, inputs: Any, previous_mask: Any) -> None:
-        """Returns no mask: masks pass from inputs to outputs only through the calls."""
+        """Returns None, since the stage's own calls already set the masks of the outputs."""
 
 
 def unique(variables: Any) -> list[Any]:
-    """Removes duplicate variables, keeping their order."""
+    """Removes duplicate variables, and keeps the order of the others."""
     return list({id(v): v for v in variables}.values())
 
 
 @dataclasses.dataclass(frozen=True)
 class Edge:
-    """The values that one stage produces and a later stage, not necessarily the next, consumes.
+    """The values that one stage produces and a later stage consumes.
+
+    The two stages need not be adjacent.
 
     Attributes:
-        source, target: the indices of the stages.
-        keys: the values, in order.
-        masked: the keys of the values with a Keras mask.
-        differentiable: the keys of the floating-point values, which have gradients.
+        source: the index of the stage that produces the values.
+        target: the index of the stage that consumes the values.
+        keys: the keys of the values, in ascending order.
+        masked: the keys of the values that carry a Keras mask.
+        differentiable: the keys of the floating-point values. Only these can have gradients.
     """
 
     source: int
@@ -174,12 +184,14 @@ class Edge:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SharedVariable:
-    """A variable that several stages use, as with tied embeddings or a layer called in each stage.
+    """A variable that several stages use.
+
+    Examples are tied embeddings, and a layer that is called in several stages.
 
     Attributes:
         variable: the variable.
-        stages: the indices of these stages, in order. The first stage is the owner, which applies
-            the regularizer.
+        stages: the indices of the stages that use the variable, in ascending order. The first
+            stage is the owner, which applies the variable's regularizer.
     """
 
     variable: keras.Variable
@@ -192,12 +204,15 @@ class Partition:
 
     Attributes:
         graph: the model's calls.
-        boundaries: the index of the first call of each stage but the first.
+        boundaries: the index of the first call of each stage except the first stage.
         stages: the stages.
-        edges: the values passed between any two stages, sorted by source and target. A model
-            output produced before the last stage is passed to the last stage.
-        shared: the variables that several stages use, in the order of their owners.
-        seconds: the time of each call if the stages were chosen by time, else None.
+        edges: the values that pass between each pair of stages, sorted by source and then by
+            target. The last stage also receives the outputs of the model that earlier stages
+            produce.
+        shared: the variables that several stages use, in the order in which the model's calls
+            first use them.
+        seconds: for each call, the measured or estimated time by which the stages were chosen;
+            None if the stages were cut at given calls.
     """
 
     graph: Graph
@@ -208,11 +223,11 @@ class Partition:
     seconds: tuple[float, ...] | None = None
 
     def where(self, key: Key) -> int | None:
-        """Returns the stage that produces a value; None for the model's inputs."""
+        """Returns the index of the stage that produces a value, or None for a model input."""
         return self._makers.get(key)
 
     def model_inputs(self, stage: int) -> tuple[Key, ...]:
-        """Returns the model's inputs that a stage consumes."""
+        """Returns the keys of the model's inputs that a stage consumes."""
         return tuple(key for key in self.stages[stage].inputs if key in self.graph.inputs)
 
     @functools.cached_property
@@ -228,12 +243,14 @@ class Partition:
 def cut_model(
     graph: Graph, boundaries: Sequence[int], seconds: Sequence[float] | None = None
 ) -> Partition:
-    """Cuts a model before some of its calls.
+    """Cuts a model into stages before given calls.
 
     Args:
         graph: the model.
-        boundaries: the index of the first call of each stage but the first, increasing.
-        seconds: the time of each call, if known.
+        boundaries: the index of the first call of each stage except the first stage, in ascending
+            order.
+        seconds: the time of each call, to be stored in the partition; None if the times are not
+            known.
 
     Returns:
         The stages and the values that pass between them.
@@ -275,7 +292,10 @@ def cut_model(
 
 
 def _stage_inputs(graph: Graph, begin: int, end: int) -> set[Key]:
-    """Returns a stage's inputs; the last stage consumes all model outputs for the loss."""
+    """Returns the keys of the values that a stage consumes.
+
+    The last stage consumes all outputs of the model, since it computes the loss.
+    """
     calls = graph.calls[begin:end]
     used = {key for call in calls for key in call.inputs}
     if end == len(graph.calls):
@@ -290,7 +310,8 @@ def _edges(graph: Graph, stages: Sequence[Stage], begins: Sequence[int]) -> tupl
         produced = {key for call in source.calls for key in call.outputs}
         for target in stages[source.index + 1 :]:
             keys = tuple(key for key in target.inputs if key in produced)
-            # A call between the two stages may have removed the mask.
+            # A value may have a mask when `source` ends, but not when `target` begins: a call
+            # between the two stages may remove the mask.
             masked = tuple(
                 key
                 for key in keys
@@ -317,18 +338,18 @@ def _shared(graph: Graph, spans: Sequence[tuple[int, int]]) -> tuple[SharedVaria
 
 
 def pack(partition: Partition, edge: Edge, values: Mapping[Key, Any]) -> list[tf.Tensor]:
-    """Packs the tensors that the source of an edge sends.
+    """Returns the list of tensors that the source stage of an edge sends.
 
     Args:
         partition: the stages.
-        edge: one of its edges.
-        values: at least the edge's values.
+        edge: an edge of `partition`.
+        values: tensors by key, for at least the keys of the edge.
 
     Returns:
         The values in the order of `edge.keys`, then the masks in the order of `edge.masked`.
 
     Raises:
-        PartitionError: a value lacks a mask that it has in the model's graph.
+        PartitionError: a value in `edge.masked` has no mask.
     """
     return [values[key] for key in edge.keys] + masks_of(partition, edge.masked, values)
 
@@ -336,15 +357,15 @@ def pack(partition: Partition, edge: Edge, values: Mapping[Key, Any]) -> list[tf
 def masks_of(
     partition: Partition, keys: Sequence[Key], values: Mapping[Key, Any]
 ) -> list[tf.Tensor]:
-    """Returns the Keras masks of values.
+    """Returns the Keras masks of some values, in the order of `keys`.
 
     Args:
         partition: the stages.
-        keys: the keys of the values with a mask in the model's graph.
-        values: at least these values.
+        keys: the keys of values that must have a mask, according to the model's graph.
+        values: tensors by key, for at least these keys.
 
     Raises:
-        PartitionError: a value lacks its mask.
+        PartitionError: one of these values has no mask.
     """
     masks = [get_keras_mask(values[key]) for key in keys]
     for key, mask in zip(keys, masks, strict=True):
@@ -359,13 +380,17 @@ def masks_of(
 
 
 def unpack(edge: Edge, tensors: Sequence[tf.Tensor]) -> dict[Key, tf.Tensor]:
-    """Unpacks the tensors that the target of an edge received, by key, with their masks.
+    """Unpacks the tensors that an edge's target stage received.
 
     Args:
         edge: the edge.
-        tensors: as returned by `pack`.
+        tensors: the tensors in the order in which `pack` returns them.
+
+    Returns:
+        The values by key, each with its mask, if any.
     """
-    # Copies: the same tensor may be passed to several stages of this process.
+    # The values are copied, since the same tensor may be passed to several stages of this process
+    # with different masks.
     values = {key: tf.identity(t) for key, t in zip(edge.keys, tensors, strict=False)}
     for key, mask in zip(edge.masked, tensors[len(edge.keys) :], strict=True):
         set_keras_mask(values[key], mask)
@@ -373,7 +398,13 @@ def unpack(edge: Edge, tensors: Sequence[tf.Tensor]) -> dict[Key, tf.Tensor]:
 
 
 def specs(partition: Partition, edge: Edge, rows: int | None = None) -> list[tf.TensorSpec]:
-    """Returns the specs of the tensors from `pack`, for a number of rows; None for any number."""
+    """Returns the specs of the tensors that `pack` returns for an edge.
+
+    Args:
+        partition: the stages.
+        edge: an edge of `partition`.
+        rows: the number of rows in a microbatch; None if the specs must leave it open.
+    """
     graph = partition.graph
     begin = (0, *partition.boundaries)[edge.target]
     masks = [graph.mask_before(key, begin) for key in edge.masked]
@@ -392,12 +423,14 @@ def summary(
 
     Args:
         partition: the stages.
-        seconds: the time of each call, if known.
-        rows: the rows of a microbatch, for the bytes.
+        seconds: the time of each call. If None, the table does not show the stages' costs.
+        rows: the number of rows in a microbatch, from which the size of the sent values is
+            computed.
 
     Returns:
-        The lines: a header, then a line per stage with its first and last call, its share of the
-        cost, its number of parameters, and the bytes that it sends to later stages per microbatch.
+        The lines of the table: a header, then one line for each stage. The line shows the stage's
+        first and last call, its share of the total time, its number of parameters, and how many
+        megabytes the stage sends to later stages for each microbatch.
     """
     table = [_TITLES]
     for stage in partition.stages:

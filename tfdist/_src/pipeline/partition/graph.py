@@ -1,4 +1,4 @@
-"""A model as a list of calls, with their inputs, outputs and effects on Keras masks."""
+"""Represents a model as a list of calls, each with its inputs, outputs and effects on masks."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ It depends on the model only, so it is the same in all processes.
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """The static shape and type of a value.
+    """The static shape and dtype of a value.
 
     Attributes:
-        shape: with None for unknown dimensions, such as the number of rows.
-        dtype: Keras's name of the type.
+        shape: the shape, with None for dimensions that are not known in advance, such as the
+            number of rows.
+        dtype: the dtype as a Keras name, such as `"float32"`.
     """
 
     shape: tuple[int | None, ...]
@@ -38,7 +39,7 @@ class Spec:
 
     @classmethod
     def of(cls, tensor: Any) -> Spec:
-        """Makes the spec of a tensor, symbolic or not."""
+        """Makes the spec of a tensor, which may be symbolic."""
         return cls(tuple(tensor.shape), keras.backend.standardize_dtype(tensor.dtype))
 
     @property
@@ -52,7 +53,11 @@ class Spec:
         return tf.TensorSpec(self.shape, self.dtype)
 
     def with_rows(self, rows: int | None) -> Spec:
-        """Returns the spec with this number of rows, if it was unknown."""
+        """Returns the spec with a given number of rows, unless the spec already fixes the number.
+
+        Args:
+            rows: the number of rows; None if it is not known.
+        """
         if self.shape[:1] != (None,):
             return self
         return dataclasses.replace(self, shape=(rows, *self.shape[1:]))
@@ -60,7 +65,7 @@ class Spec:
 
 @dataclasses.dataclass(frozen=True)
 class Placeholder:
-    """A placeholder for a value among the arguments of a call."""
+    """Stands for a value in the arguments of a `Call`."""
 
     key: Key
 
@@ -70,16 +75,21 @@ class Call:
     """One call of one layer or operation.
 
     Attributes:
-        operation: the operation that is called.
-        name: the operation's name, prefixed by the nested models that contain it, as in
-            `"encoder/dense"`; the second call of a layer is `"encoder/dense#2"`.
-        args, kwargs: the call's arguments, with a `Placeholder` in place of each tensor.
-        inputs: the values among the arguments, each once.
-        outputs: the call's outputs, flattened.
-        training: the `training` argument of the enclosing nested model; None if not given.
-        masks: the Keras masks on the outputs and inputs after the call, if the call may have
-            changed them; attention layers remove the masks of their inputs. None means no mask.
-        reads: the model's variables that the call uses but its layer does not own.
+        operation: the layer or operation that is called.
+        name: the name of the operation, prefixed with the names of the nested models that contain
+            it, as in `"encoder/dense"`. The second call of the same layer is named
+            `"encoder/dense#2"`.
+        args: the positional arguments of the call, with a `Placeholder` in place of each tensor.
+        kwargs: the keyword arguments of the call, with a `Placeholder` in place of each tensor.
+        inputs: the keys of the tensors among the arguments, without duplicates.
+        outputs: the keys of the call's outputs, as a flat tuple.
+        training: the `training` argument that was passed to the nested model that contains the
+            call; None if it was not passed.
+        masks: the specs of the Keras masks of the inputs and outputs after the call, by key. A
+            value without a mask has the spec None. The mapping is empty if the call cannot
+            have changed any mask. A call may also change the masks of its inputs: attention layers
+            remove them.
+        reads: the variables of the model that the call uses although its layer does not own them.
     """
 
     operation: keras.Operation
@@ -94,12 +104,12 @@ class Call:
 
     @property
     def layer(self) -> keras.layers.Layer | None:
-        """The called layer; None for an operation such as `keras.ops.add`."""
+        """The layer that is called, or None for an operation such as `keras.ops.add`."""
         return self.operation if isinstance(self.operation, keras.layers.Layer) else None
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """Each variable that the call uses, once: weights and seed states."""
+        """The weights and seed states that the call uses, without duplicates."""
         owned = [] if self.layer is None else self.layer.variables
         return list({id(v): v for v in (*owned, *self.reads)}.values())
 
@@ -107,12 +117,12 @@ class Call:
         """Runs the call.
 
         Args:
-            values: the call's inputs, among other values.
-            training: as for the model's call.
+            values: tensors by key, for at least the keys in the call's `inputs`.
+            training: the `training` argument of the model's call.
 
         Returns:
-            The call's outputs. No output is the same tensor as an input: a tensor that a layer
-            returns unchanged is copied, so that input and output have separate masks.
+            The call's outputs by key. If the layer returns an input unchanged, the output is a
+            copy of the input, so that the input and the output have separate masks.
         """
 
         def fill(argument: Any) -> Any:
@@ -128,15 +138,17 @@ class Call:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Graph:
-    """A model as calls, in Keras's execution order.
+    """The calls of a model, in the order in which Keras runs them.
 
     Attributes:
         model: the model.
-        calls: the calls; nested models are inlined.
-        inputs: the model's inputs, in the order of `keras.tree.flatten`.
-        outputs: the model's outputs, in the same order; an output may occur twice, or be an input.
-        specs: the spec of each value.
-        functional: Keras's graph of the model, for the structure of its inputs and outputs.
+        calls: the calls. A nested model is replaced by its own calls.
+        inputs: the keys of the model's inputs, in the order of `keras.tree.flatten`.
+        outputs: the keys of the model's outputs, in the order of `keras.tree.flatten`. The same
+            key may occur twice, and an output may also be an input of the model.
+        specs: the spec of each value, by key.
+        functional: Keras's graph of the model. It defines the structure in which the model takes
+            its inputs and returns its outputs.
     """
 
     model: keras.Model
@@ -147,23 +159,27 @@ class Graph:
     functional: Functional = dataclasses.field(repr=False)
 
     def unpack_inputs(self, inputs: Any) -> dict[Key, Any]:
-        """Returns the user's inputs by key, converted and checked as by the model."""
+        """Flattens the inputs that a user passes to the model, and returns them by key.
+
+        The inputs are converted and checked as in a call of the model.
+        """
         flat = standardize_inputs(self.functional, inputs)
         return dict(zip(self.inputs, flat, strict=True))
 
     def pack_outputs(self, values: Mapping[Key, Any]) -> Any:
-        """Packs the model's outputs into the structure that its call returns."""
+        """Packs the model's outputs into the structure that a call of the model returns."""
         flat = [values[key] for key in self.outputs]
         packed = keras.tree.pack_sequence_as(self.functional.output, flat)
         singleton = isinstance(packed, (list, tuple)) and len(packed) == 1
         return packed[0] if singleton else packed
 
     def mask_before(self, key: Key, position: int) -> Spec | None:
-        """Returns the Keras mask on a value just before a call; None for no mask.
+        """Returns the spec of a value's Keras mask just before a call, or None without a mask.
 
         Args:
-            key: the value.
-            position: the index of the call; the number of calls means the end.
+            key: the key of the value.
+            position: the index of the call. If it equals the number of calls, the result is the
+                mask after the last call.
         """
         for call in reversed(self.calls[:position]):
             if key in call.masks:
@@ -172,7 +188,7 @@ class Graph:
 
 
 def copy(value: Any) -> Any:
-    """Copies a tensor with its mask, so that the mask of either tensor can be removed alone."""
+    """Copies a tensor and its mask, so that a layer can remove one mask and keep the other."""
     if value is None:
         return None
     result, mask = tf.identity(value), get_keras_mask(value)
@@ -182,12 +198,12 @@ def copy(value: Any) -> Any:
 
 
 def mask_of(value: Any) -> Spec | None:
-    """Returns the spec of the Keras mask on a tensor, symbolic or not; None for no mask."""
+    """Returns the spec of a tensor's Keras mask, or None if the tensor has no mask."""
     mask = get_keras_mask(value)
     return None if mask is None else Spec.of(mask)
 
 
 def keys_in(arguments: Any) -> tuple[Key, ...]:
-    """Returns the keys of the values among arguments, each once, in order."""
+    """Returns the keys of the placeholders in nested arguments, in order, without duplicates."""
     flat: Sequence[Any] = keras.tree.flatten(arguments)
     return tuple(dict.fromkeys(leaf.key for leaf in flat if isinstance(leaf, Placeholder)))

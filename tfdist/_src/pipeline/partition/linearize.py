@@ -1,7 +1,7 @@
 """Turns a Keras model into a list of calls.
 
-A call that may create masks or read other layers' variables is traced once, symbolically, without
-reading or writing the value of any variable.
+If a call may create masks or read variables of other layers, it is traced once, with symbolic
+inputs. The trace neither reads nor writes the value of any variable.
 """
 
 import collections
@@ -36,11 +36,14 @@ from tfdist.errors import PartitionError
 
 
 def nested_graph(node: Any, around: keras.Model) -> Functional | None:
-    """Returns the graph of a nested model that can be inlined; None for any other call.
+    """Returns the graph of the nested model that a call runs, or None if it cannot be inlined.
+
+    A call can be inlined if it calls a nested model and has the same effect as the calls in that
+    model's graph.
 
     Args:
-        node: Keras's node of the call.
-        around: the outermost model.
+        node: the Keras node of the call.
+        around: the outermost model, which contains the call.
     """
     nested = node.operation
     graph = graph_of(nested)
@@ -63,7 +66,8 @@ def _fits(inputs: Any, flat: list[Any], graph: Functional) -> bool:
             )
         except (TypeError, ValueError):
             return False
-    # A model that adds or removes an axis of its inputs is not inlined.
+    # Keras adds or removes an axis of an input if its rank differs from the model's. Such a call
+    # is not inlined.
     return all(
         isinstance(argument, keras.KerasTensor) and len(argument.shape) == len(expected.shape)
         for argument, expected in zip(flat, graph.inputs, strict=True)
@@ -74,7 +78,8 @@ def _passes_nothing_else(kwargs: dict[str, Any], flat: list[Any]) -> bool:
     for name, value in kwargs.items():
         if value is None or name == "training":
             continue
-        # Keras may list the masks of the inputs among the arguments.
+        # Keras may also pass the inputs' masks as the `mask` argument. This changes nothing if the
+        # inputs already carry these masks.
         masks = keras.tree.flatten(value)
         if name != "mask" or len(masks) != len(flat):
             return False
@@ -86,10 +91,10 @@ def _passes_nothing_else(kwargs: dict[str, Any], flat: list[Any]) -> bool:
 
 
 class Convert(keras.Operation):  # type: ignore[misc]
-    """Converts an input to the type that a nested model expects, and keeps its mask.
+    """Converts an input to the dtype that a nested model expects, and keeps the input's mask.
 
     Args:
-        dtype: Keras's name of the type.
+        dtype: the dtype as a Keras name, such as `"float32"`.
         name: the operation's name.
     """
 
@@ -110,9 +115,11 @@ _ROWS = 2
 
 
 def needs_trace(operation: keras.Operation) -> bool:
-    """Whether a call may create a mask, or use a variable that its operation does not own.
+    """Whether a call must be traced to find out which masks and variables it uses.
 
-    Keras layers do neither, except layers that compute a mask from values or run a user's function.
+    This is the case if the call may create a mask, or may use a variable that its layer does not
+    own. Most layers of Keras do neither. The exceptions compute a mask from the values of their
+    inputs (`Embedding`, `Masking`) or run a user's function (`Lambda`).
     """
     if not isinstance(operation, keras.layers.Layer):
         return not _is_from_keras(operation)
@@ -127,12 +134,13 @@ def trace(
 
     Args:
         call: the call.
-        specs: the specs of the call's inputs, among other values.
-        masks: the Keras masks on the inputs.
+        specs: specs by key, for at least the call's inputs.
+        masks: the specs of the inputs' Keras masks, by key.
 
     Returns:
-        The Keras masks on the inputs and outputs after the call, and the distinct variables that
-        the call reads, including the variables of its layer.
+        The specs of the Keras masks of the inputs and outputs after the call, by key, and the
+        variables that the call reads, without duplicates. The variables include the variables of
+        the call's own layer.
     """
     found: dict[Key, Spec | None] = {}
     reads = _Reads()
@@ -155,7 +163,7 @@ def trace(
 
 
 class _Reads(keras.StatelessScope):  # type: ignore[misc]
-    """Records the variables that are read inside the scope, even if they have no value."""
+    """Records the variables that are read inside the scope, including variables without values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,7 +175,8 @@ class _Reads(keras.StatelessScope):  # type: ignore[misc]
 
 
 def _symbol(spec: Spec) -> keras.KerasTensor:
-    # Some layers need the number of rows, such as TimeDistributed before Keras 3.9.
+    # Some layers cannot run without a known number of rows, such as TimeDistributed before Keras
+    # 3.9.
     return keras.KerasTensor(spec.with_rows(_ROWS).shape, dtype=spec.dtype)
 
 
@@ -176,13 +185,14 @@ def _is_from_keras(operation: keras.Operation) -> bool:
 
 
 def linearize(model: keras.Model) -> Graph:
-    """Turns a model into calls, in Keras's execution order.
+    """Turns a model into a list of calls, in the order in which Keras runs them.
 
-    Nested Functional and Sequential models are inlined. A layer or subclassed model with a custom
-    `call` is a single call. No variable is accessed, so the variables may have no values.
+    A nested Functional or Sequential model is replaced by its own calls. A layer or a subclassed
+    model with a custom `call` becomes a single call. The function does not read the values of the
+    model's variables, so the variables need not have values yet.
 
     Args:
-        model: a Functional model, or a built Sequential one.
+        model: a Functional model, or a Sequential model that is built.
 
     Returns:
         The calls.
@@ -213,7 +223,7 @@ def linearize(model: keras.Model) -> Graph:
 
 
 class _Walk:
-    """Walks through the graphs of a model and its nested models, call by call."""
+    """Collects the calls in the graphs of a model and its nested models."""
 
     def __init__(self, model: keras.Model) -> None:
         self.calls: list[Call] = []
@@ -231,18 +241,20 @@ class _Walk:
     def follow(
         self, graph: Functional, tensors: dict[int, Key], path: str, training: bool | None
     ) -> None:
-        """Adds the calls of a graph.
+        """Adds the calls of a graph to `self.calls`.
 
         Args:
-            graph: the graph.
-            tensors: the keys of the graph's inputs, by the `id` of its symbolic tensors. The keys
-                of its calls' outputs are added.
-            path: the names of the enclosing nested models, as in `"model/encoder/"`.
-            training: the `training` argument of the calls of these models.
+            graph: the graph of the model or of a nested model.
+            tensors: a mapping from the `id` of a symbolic tensor to the tensor's key. It must
+                contain the inputs of the graph. The outputs of the graph's calls are added to it.
+            path: the names of the nested models that contain the graph, as in
+                `"model/encoder/"`.
+            training: the `training` argument that was passed to these nested models; None if it
+                was not passed.
         """
         for node in nodes_of(graph):
             if any(id(tensor) not in tensors for tensor in node.input_tensors):
-                continue  # The node belongs to another model that shares the layer.
+                continue  # The node belongs to another model that contains the same layer.
             nested = nested_graph(node, self._model)
             if nested is not None and self._has_its_masks(node, tensors):
                 self._enter(node, nested, tensors, path, training)
@@ -267,7 +279,7 @@ class _Walk:
     ) -> None:
         name = node.operation.name
         arguments = [tensors[id(tensor)] for tensor in keras.tree.flatten(node.arguments.args)]
-        # An outer model's argument takes precedence over an inner model's.
+        # If both an outer and an inner model were called with `training`, the outer value counts.
         inner = training if training is not None else node.arguments.kwargs.get("training")
         values = {
             id(tensor): self._convert(key, Spec.of(tensor).dtype, name, path)
@@ -278,7 +290,10 @@ class _Walk:
             tensors[id(tensor)] = values[id(inner_tensor)]
 
     def _has_its_masks(self, node: Any, tensors: dict[int, Key]) -> bool:
-        """Whether the masks passed to a call are still on its inputs when the call runs."""
+        """Whether the inputs of a call still carry the masks that were passed to the call.
+
+        An earlier call, such as an attention layer's, may have removed them.
+        """
         inputs = keras.tree.flatten(node.arguments.args)
         masks = keras.tree.flatten(node.arguments.kwargs.get("mask"))
         return all(
@@ -326,7 +341,7 @@ class _Walk:
             try:
                 masks, more = trace(call, self.specs, self._masks)
                 read += more
-            except Exception:  # A custom layer that runs on concrete values only.
+            except Exception:  # Some custom layers cannot run on symbolic tensors.
                 masks = {k: mask_of(t) for k, t in zip(call.outputs, outputs, strict=True)}
         self._masks.update(masks)
         owned = {id(v) for v in call.variables}

@@ -1,4 +1,4 @@
-"""Times each call of a model on this host."""
+"""Measures or estimates the time that each call of a model takes."""
 
 import dataclasses
 import json
@@ -21,22 +21,22 @@ ASSUMED_SIZE = 64
 
 
 def concrete(spec: Spec, rows: int) -> tuple[int, ...]:
-    """Returns the shape of a value for a number of rows."""
+    """Returns the shape that a value has with a given number of rows."""
     return tuple(ASSUMED_SIZE if size is None else size for size in spec.with_rows(rows).shape)
 
 
 def bytes_of(spec: Spec, rows: int) -> int:
-    """Returns the bytes of a value for a number of rows."""
+    """Returns the size in bytes that a value has with a given number of rows."""
     return math.prod(concrete(spec, rows)) * _item_bytes(spec.dtype)
 
 
 def count(variables: Iterable[keras.Variable]) -> int:
-    """Returns the number of elements in variables."""
+    """Returns the total number of elements of some variables."""
     return sum(math.prod(v.shape) for v in variables)
 
 
 def variable_bytes(variable: keras.Variable) -> int:
-    """Returns the bytes of a variable."""
+    """Returns the size of a variable in bytes."""
     return count([variable]) * _item_bytes(variable.dtype)
 
 
@@ -45,20 +45,23 @@ def _item_bytes(dtype: str) -> int:
     return size
 
 
-# A nominal processor: multiply-adds per second, and bytes per second to and from memory.
+# The speed of the hypothetical processor for which `estimate` computes times: multiply-adds per
+# second, and bytes per second that are read from or written to memory.
 _MULTIPLICATIONS = 1e10
 _BYTES = 1e10
 
 
 @dataclasses.dataclass(frozen=True)
 class CallCost:
-    """The cost of a call for the rows of a microbatch.
+    """The cost of a call on one microbatch.
 
     Attributes:
-        forward, backward: the seconds of each pass.
-        parameters: the number of elements of the layer's weights, in full for each of its calls.
-        parameter_bytes: the bytes of all variables that the call uses.
-        output_bytes: the bytes of the call's outputs.
+        forward: the time of the forward pass in seconds.
+        backward: the time of the backward pass in seconds.
+        parameters: the number of elements in the weights of the called layer. If a layer is called
+            several times, each of its calls has the full number.
+        parameter_bytes: the size in bytes of all variables that the call uses.
+        output_bytes: the size in bytes of the call's outputs.
     """
 
     forward: float
@@ -69,12 +72,12 @@ class CallCost:
 
     @property
     def seconds(self) -> float:
-        """The seconds of both passes."""
+        """The total time of the forward and backward pass in seconds."""
         return self.forward + self.backward
 
 
 def cost_of(graph: Graph, call: Call, rows: int, forward: float, backward: float) -> CallCost:
-    """Returns the cost of a call, given its times."""
+    """Returns the cost of a call, given the times of its forward and backward pass."""
     return CallCost(
         forward,
         backward,
@@ -85,15 +88,17 @@ def cost_of(graph: Graph, call: Call, rows: int, forward: float, backward: float
 
 
 def estimate(graph: Graph, rows: int) -> list[CallCost]:
-    """Estimates the costs of calls from their parameters, identically in all processes.
+    """Estimates the costs of calls from the sizes of their variables and values.
 
-    The estimate assumes that each element of a matrix or kernel is multiplied once per row and
-    position of the values, and twice in the backward pass, while elements of an embedding are only
-    looked up. The seconds are estimates for a nominal processor.
+    All processes get the same estimates, since nothing is measured. The times are estimates for a
+    hypothetical processor of fixed speed. In the forward pass, each element of a matrix or kernel
+    is assumed to be multiplied once for every row and every position (such as a pixel or a token).
+    The backward pass is assumed to take twice as long. Embeddings cost no multiplications, since
+    their elements are only looked up.
 
     Args:
         graph: the model.
-        rows: the rows of a microbatch.
+        rows: the number of rows in a microbatch.
     """
     costs = []
     for call in graph.calls:
@@ -107,26 +112,28 @@ def estimate(graph: Graph, rows: int) -> list[CallCost]:
 def _multiplications(graph: Graph, call: Call, rows: int) -> int:
     inputs = [graph.specs[key] for key in call.inputs]
     if not any(spec.is_floating for spec in inputs):
-        return 0  # Integer inputs are used for lookups.
-    # All axes except the last, which holds the features.
+        return 0  # Layers with only integer inputs, such as embeddings, look up values.
+    # The positions are the elements along all axes except the last axis, which holds the features.
     specs = (*inputs, *(graph.specs[key] for key in call.outputs))
     positions = max(math.prod(concrete(spec, rows)[:-1]) for spec in specs)
     return positions * count(v for v in call.variables if len(v.shape) > 1)
 
 
 _REPEATS = 5
-# Quick calls are repeated for this many seconds, but at most this number of times.
+# A fast call is repeated until `_SECONDS` have passed, but at most `_MAX_REPEATS` times.
 _SECONDS, _MAX_REPEATS = 0.03, 100
 
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """The duration and outputs of a call.
+    """The measured times and the outputs of a call.
 
     Attributes:
-        forward, both: the seconds of the forward pass, and of forward and backward pass together.
+        forward: the time of the forward pass in seconds.
+        both: the total time of the forward and backward pass in seconds.
         outputs: the specs of the call's outputs.
-        masks: the specs of the masks on the inputs and outputs after the call; None for no mask.
+        masks: the specs of the masks of the inputs and then of the outputs, after the call. The
+            spec of a value without a mask is None.
     """
 
     forward: float
@@ -141,12 +148,14 @@ def time_call(
     masks: Sequence[tf.TensorSpec | None],
     wanted: Sequence[bool],
 ) -> Timing:
-    """Times a call in training mode.
+    """Measures the time of a call in training mode.
+
+    The call's inputs and variables are replaced with synthetic values.
 
     Args:
-        call: the call. Synthetic values replace the values of its variables.
+        call: the call.
         specs: the specs of the call's inputs.
-        masks: the specs of the masks on the inputs.
+        masks: for each input, the spec of its mask, or None if it has no mask.
         wanted: for each input, whether to compute its gradient.
     """
     variables = call.variables
@@ -188,21 +197,25 @@ def time_call(
 
 
 def seconds_of(run: Callable[[], Any]) -> float:
-    """Returns the median duration of several runs in seconds, after a warm-up."""
+    """Returns the median time of several runs in seconds, after one warm-up run."""
     taken: list[float] = []
     run()
     tf.test.experimental.sync_devices()
     while len(taken) < _REPEATS or (sum(taken) < _SECONDS and len(taken) < _MAX_REPEATS):
         begin = time.perf_counter()
         run()
-        # A GPU runs asynchronously.
+        # Wait for the GPU, since it runs operations asynchronously.
         tf.test.experimental.sync_devices()
         taken.append(time.perf_counter() - begin)
     return median(taken)
 
 
 def _synthesize(spec: tf.TensorSpec, rng: np.random.Generator) -> tf.Tensor:
-    """Makes a tensor: small positive floats, integer zeros (valid indices), or True (a mask)."""
+    """Makes a tensor of synthetic values.
+
+    Floats are small and positive, integers are 0 so that they are valid indices, strings are
+    empty, and booleans are True so that masks keep all entries.
+    """
     if spec.dtype.is_floating or spec.dtype.is_complex:
         return tf.cast(tf.constant(rng.uniform(0.01, 0.1, spec.shape), tf.float32), spec.dtype)
     if spec.dtype == tf.bool:
@@ -211,10 +224,11 @@ def _synthesize(spec: tf.TensorSpec, rng: np.random.Generator) -> tf.Tensor:
 
 
 def equivalence(call: Call) -> Hashable:
-    """Returns a key; calls with equal keys compute the same function of inputs and variables.
+    """Returns a key that is equal for calls that take the same time on equally shaped inputs.
 
-    The operations of such calls have the same class and equal configs. The calls have equal
-    arguments apart from tensors, and variables of equal shapes and types.
+    Two calls have the same key if they apply the same function to their inputs and variables: the
+    classes and configs of their operations, their non-tensor arguments, and the shapes, dtypes and
+    `trainable` flags of their variables must be equal.
     """
     positions = {key: n for n, key in enumerate(call.inputs)}
 
@@ -230,10 +244,10 @@ def equivalence(call: Call) -> Hashable:
 
 def _config(operation: keras.Operation) -> Hashable:
     if isinstance(operation, keras.layers.Lambda):
-        return id(operation)  # Functions with the same code may close over different values.
+        return id(operation)  # Two functions with the same code may capture different values.
     try:
         return json.dumps(_without_names(operation.get_config()), sort_keys=True, default=repr)
-    except Exception:  # Custom layers need not have a serializable config.
+    except Exception:  # The config of a custom layer may not be serializable.
         return id(operation)
 
 
@@ -246,19 +260,20 @@ def _without_names(config: Any) -> Any:
 
 
 def measure(graph: Graph, rows: int) -> list[CallCost]:
-    """Times the forward and backward pass of each call on synthetic data.
+    """Measures the time of the forward and backward pass of each call on synthetic data.
 
-    Calls of equal layers on values of equal shapes are timed once. The model's variables are
-    neither read nor written, and need not have values: each call gets synthetic values, which are
-    freed before the next call. Random states do not change.
+    If several calls run equal layers on inputs of equal shapes, only one of them is measured. The
+    model's variables are neither read nor written, so they need not have values. Instead, each call
+    uses synthetic values, which are freed before the next call. The states of random generators do
+    not change.
 
     Args:
         graph: the model.
-        rows: the rows of a microbatch.
+        rows: the number of rows in a microbatch.
 
     Returns:
-        The costs in the order of the calls. They differ between processes, so only one process
-        should measure, and send its `seconds` to the others.
+        The costs, in the order of the calls. Each process would measure different times, so one
+        process should measure them and send the `seconds` of all costs to the others.
 
     Raises:
         PartitionError: a call fails on synthetic data.
@@ -268,7 +283,7 @@ def measure(graph: Graph, rows: int) -> list[CallCost]:
 
 
 class _Profiler:
-    """Propagates shapes from call to call, and times each new kind of call."""
+    """Measures the calls of a model in order, so that the shapes of their inputs are known."""
 
     def __init__(self, graph: Graph, rows: int) -> None:
         self._graph, self._rows = graph, rows
@@ -295,7 +310,7 @@ class _Profiler:
     def _timing(self, call: Call) -> Timing:
         specs = tuple(self._specs[key] for key in call.inputs)
         masks = tuple(self._masks.get(key) for key in call.inputs)
-        # The gradient of the batch is not needed.
+        # Training computes no gradients with respect to the model's inputs.
         wanted = tuple(key not in self._graph.inputs for key in call.inputs)
         name = (equivalence(call), specs, masks, wanted)
         if name not in self._timings:

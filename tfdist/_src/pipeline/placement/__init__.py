@@ -1,1 +1,1 @@
-"""Placement of stages, and of variables' values, on ranks."""
+"""Decides which rank holds which stages, and which variables get values on a rank."""

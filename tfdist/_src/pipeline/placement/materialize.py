@@ -1,4 +1,4 @@
-"""Partitions a model identically on all workers, and creates each worker's variables."""
+"""Partitions a model in the same way on all workers, and allocates each worker's variables."""
 
 import json
 import weakref
@@ -27,10 +27,13 @@ from tfdist.errors import TfdistError, UnsupportedError
 def build(
     model: keras.Model | Callable[[], keras.Model],
 ) -> tuple[keras.Model, list[weakref.ref[Any]]]:
-    """Returns the model and references to its deferred variables, which have no values yet.
+    """Builds the full model, if possible without allocating its variables.
 
-    If `model` is a function, its variables are deferred. If `model` is a model, its variables
-    already have values.
+    If `model` is a function, the variables that it creates are deferred: they get no values until
+    `materialize` is called. If `model` is a Keras model, its variables already have values.
+
+    Returns:
+        The model, and weak references to the deferred variables.
 
     Raises:
         ValueError: `model` is neither a Keras model nor a function that returns one.
@@ -68,17 +71,19 @@ def build(
 
 
 def check_free(model: keras.Model, deferred: Iterable[weakref.ref[Any]], group: Group) -> None:
-    """Checks that no other PipelineModel has freed the values of a model's variables.
+    """Checks that all variables of a model still have values, unless they are deferred.
 
-    All ranks must call it together.
+    A PipelineModel frees the values of all variables that its worker does not need. So the layers
+    of a PipelineModel cannot be used in another model. All workers must call this function
+    together.
 
     Args:
         model: the full model.
-        deferred: as returned by `build`.
+        deferred: the references that `build` returned.
         group: all workers.
 
     Raises:
-        UnsupportedError: values are missing on some worker.
+        UnsupportedError: on some worker, a variable that is not deferred has no value.
     """
     pending = {id(reference()) for reference in deferred}
     freed = [v.path for v in model.variables if not has_value(v) and id(v) not in pending]
@@ -94,13 +99,15 @@ def check_free(model: keras.Model, deferred: Iterable[weakref.ref[Any]], group: 
 def materialize(
     variables: Sequence[Any], local: Iterable[Any], deferred: Iterable[weakref.ref[Any]]
 ) -> None:
-    """Gives this process's variables their initial values, and frees all other variables.
+    """Initializes the variables of this process's stages, and frees the model's other variables.
 
     Args:
         variables: the variables of the full model.
         local: the variables of this process's stages.
-        deferred: the variables without values, in the order in which a single process draws their
-            values; includes variables outside the model, such as the state of a layer's metric.
+        deferred: the references that `build` returned, in the order in which the variables were
+            created. The variables are initialized in this order, as in a single process, since
+            their initializers may share a random generator. Some of them may not belong to
+            `variables`, such as the state of a layer's metric.
     """
     local_ids, model_ids = {id(v) for v in local}, {id(v) for v in variables}
     for reference in deferred:
@@ -118,24 +125,27 @@ def materialize(
             free_value(variable)
 
 
-# Rows of the measured microbatches: enough to load the processor, but few enough to be fast.
+# The number of rows in the microbatch for which the calls are timed: large enough for realistic
+# times, but small enough that the measurement is fast.
 _ROWS = 8
 
 
 def choose(
     model: keras.Model, strategy: HybridStrategy, cuts: Sequence[str] | None, balance: str
 ) -> Partition:
-    """Cuts a model into the stages of a strategy; all workers must call it together.
+    """Cuts a model into as many stages as a strategy has; all workers must call it together.
 
     Args:
         model: the full model.
-        strategy: its schedule determines the number of stages.
-        cuts: the names of the calls after which to cut; None to choose.
+        strategy: the strategy. Its schedule determines the number of stages.
+        cuts: the names of the calls after which to cut the model. If None, the stages are chosen
+            by `balance`.
         balance: `"time"` or `"parameters"`.
 
     Raises:
-        PartitionError: the model cannot be cut this way.
-        UnsupportedError: the chief could not time the model, or its batch size is fixed.
+        PartitionError: the model cannot be cut at `cuts`, or cannot be cut into this number of
+            stages.
+        UnsupportedError: the model could not be timed on the chief, or it has a fixed batch size.
     """
     _check_rows(model, strategy)
     stages = strategy.stages
@@ -158,7 +168,9 @@ def choose(
 
 
 def _check_rows(model: keras.Model, strategy: HybridStrategy) -> None:
-    """Checks that a model accepts any number of rows, unless it only gets full batches.
+    """Checks that a model accepts any number of rows if batches are divided.
+
+    Batches are not divided if there is one pipeline that runs one microbatch per step.
 
     Raises:
         UnsupportedError: the model has a fixed batch size.

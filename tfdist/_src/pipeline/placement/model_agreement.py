@@ -1,4 +1,4 @@
-"""Agreement of all ranks on a model's layers, compilation and trainable variables."""
+"""Ensures that all ranks have the same layers, `compile` arguments and trainable variables."""
 
 import contextlib
 import itertools
@@ -18,15 +18,16 @@ from tfdist.errors import ProgramMismatchError
 def agree_on_model(graph: Graph, group: Group) -> None:
     """Checks that all ranks made the same model; all ranks must call it together.
 
-    Each rank runs only its own stages, so no step compares the layers themselves.
+    Without this check, a different layer on one rank would go unnoticed, since each rank runs only
+    its own stages.
 
     Args:
         graph: the model's calls.
         group: all workers.
 
     Raises:
-        ProgramMismatchError: a layer or its position differs; the message names the first
-            difference.
+        ProgramMismatchError: two ranks have different layers, or the same layers in different
+            positions. The message names the first difference.
     """
     calls = [
         (
@@ -47,14 +48,25 @@ def agree_on_compilation(compiled: Mapping[str, Any], group: Group) -> None:
         group: all workers.
 
     Raises:
-        ProgramMismatchError: an argument differs; the message names the first such argument.
+        ProgramMismatchError: two ranks pass different values for an argument. The message names the
+            first such argument.
     """
     arguments = [(f"`{k}`,", f"{k}={_described(v)}") for k, v in sorted(compiled.items())]
     _compare("arguments of `compile`", arguments, group)
 
 
 def _compare(topic: str, mine: Sequence[tuple[str, str]], group: Group) -> None:
-    """Compares all ranks' pairs of name and description; only the descriptions must be equal."""
+    """Compares lists of items on all ranks, and raises an error at the first difference.
+
+    Args:
+        topic: the subject of the comparison, for the error message.
+        mine: this rank's items, as pairs `(name, description)`. Only the descriptions are
+            compared. The names are used in the error message.
+        group: all workers.
+
+    Raises:
+        ProgramMismatchError: an item has different descriptions on two ranks.
+    """
     everyone = [json.loads(text) for text in group.exchange(topic, json.dumps(mine))]
     for rank, items in enumerate(everyone):
         pairs = itertools.zip_longest(everyone[0], items, fillvalue=("nothing", ""))
@@ -68,7 +80,8 @@ def _compare(topic: str, mine: Sequence[tuple[str, str]], group: Group) -> None:
                 )
 
 
-# The number of characters shown before and after the first difference in long descriptions.
+# If two descriptions differ, an error message shows this many characters of each description
+# before and after the first difference.
 _BEFORE, _AFTER = 40, 80
 
 
@@ -81,29 +94,30 @@ def _shown(name: str, value: str, other: str) -> str:
 
 
 def _described(item: Any) -> str:
-    """Describes a layer, loss or optimizer by its configuration."""
+    """Returns a text that is equal for two layers, losses or optimizers with equal configs."""
     if isinstance(item, (list, tuple)):
         return f"[{', '.join(map(_described, item))}]"
     if isinstance(item, Mapping):
         return f"{{{', '.join(f'{k}: {_described(v)}' for k, v in item.items())}}}"
     if hasattr(item, "get_config") and not isinstance(item, type):
         config: Any = ""
-        with contextlib.suppress(Exception):  # Keras cannot derive it for every class.
+        with contextlib.suppress(Exception):  # Some custom classes have no config.
             config = _plain(item.get_config())
         return _normal(f"{type(item).__name__}({config})")
     name = getattr(item, "__qualname__", None)
     return _normal(repr(item)) if name is None else str(name)
 
 
-# Names may contain counters. The rank that holds a layer decides its seed and `trainable`. A
-# function's code contains file names, which may differ between hosts.
+# Parts of a config that may differ between ranks. Names may contain counters. A layer's seed and
+# `trainable` flag count only on the ranks that hold the layer. The serialized code of a function
+# contains file names, which may differ between hosts.
 _LEFT_OUT = frozenset(
     {"name", "seed", "trainable", "registered_name", "module", "function", "build_config"}
 )
 
 
 def _plain(config: Any) -> Any:
-    """Returns a configuration from Keras, without the parts that may differ between ranks."""
+    """Returns a Keras config without the parts that may differ between ranks."""
     if isinstance(config, Mapping):
         kind = config.get("class_name")
         if kind == "__lambda__":
@@ -121,17 +135,19 @@ def _normal(text: str) -> str:
 
 
 def agree_on_trainable(partition: Partition, strategy: HybridStrategy) -> None:
-    """Sets `trainable` of all layers and variables to the values on the ranks that hold them.
+    """Copies the `trainable` flags of all layers and variables from the ranks that hold them.
 
-    A rank's `model.layers` contains the layers of its stages only, so a script freezes or unfreezes
-    layers only on their ranks. All ranks of the job must call this together.
+    On each rank, `model.layers` contains only the layers of the rank's own stages. So if a script
+    freezes or unfreezes a layer, it does so only on the ranks that hold the layer. The other ranks
+    also need the flag, for example to know which gradients they receive. All ranks of the job must
+    call this function together.
 
     Args:
-        partition: the model's partition.
-        strategy: the strategy, which places the stages.
+        partition: the model's partition into stages.
+        strategy: the strategy, which assigns the stages to ranks.
 
     Raises:
-        ValueError: ranks that hold the same layer or variable disagree.
+        ValueError: ranks that hold the same layer or variable have different flags for it.
     """
     group = extended_of(strategy).group
     local = [partition.stages[index] for index in strategy.stages_of(strategy.pipeline_rank)]
@@ -139,7 +155,7 @@ def agree_on_trainable(partition: Partition, strategy: HybridStrategy) -> None:
     local_ids = {id(item) for item in _layers_and_variables(local)}
     local_flags = [int(item.trainable) if id(item) in local_ids else None for item in items]
     all_flags = [json.loads(text) for text in group.exchange("trainable", json.dumps(local_flags))]
-    # Layers first, since they set their variables' flags.
+    # In `items`, the layers precede the variables, since a layer's flag sets its variables' flags.
     for item, flags in zip(items, zip(*all_flags, strict=True), strict=True):
         known = {rank: flag for rank, flag in enumerate(flags) if flag is not None}
         if len(set(known.values())) > 1:
@@ -150,7 +166,8 @@ def agree_on_trainable(partition: Partition, strategy: HybridStrategy) -> None:
                 f"{getattr(item, 'path', item.name)!r}, trainable on {workers[yes]} and not on "
                 f"{workers[no]}. Set `trainable` identically on all workers."
             )
-        # A worker that has yet to join a group is alone, so other stages' flags are unknown.
+        # A new worker is in a group of its own until it joins the other workers. Until then, it
+        # keeps its own flags for the layers of other stages.
         wanted = bool(next(iter(known.values()), item.trainable))
         if item.trainable != wanted:
             item.trainable = wanted

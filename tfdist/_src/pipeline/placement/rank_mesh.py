@@ -1,4 +1,4 @@
-"""The arrangement of ranks in pipelines, at the start of a job and after workers have changed."""
+"""Arranges ranks in pipelines, at the start of a job and after workers have joined or left."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RankMesh:
-    """The mesh of a job: its ranks along the axes `data` and `pipeline`.
+    """The ranks of a job, arranged in a mesh with the axes `data` and `pipeline`.
 
-    Ranks that hold the same stages sum their gradients, so these ranks are adjacent, and on the
-    same host if possible. Stages exchange fewer bytes, so their messages may cross hosts.
+    All ranks with the same position on the pipeline axis hold the same stages and form a data
+    group. A data group sums the gradients of its stages, which takes more communication than the
+    messages between stages. So the ranks of a data group have consecutive positions in the order
+    of hosts, and are on the same host if possible. The ranks of a pipeline may be on different
+    hosts.
 
     Attributes:
-        pipelines: for each position on the data axis, the job's ranks along the pipeline axis.
+        pipelines: for each pipeline (position on the data axis), the job's ranks in the order of
+            the pipeline axis.
 
     Example:
         >>> mesh = RankMesh.of_hosts([0, 0, 1, 1], pipeline_size=2)
@@ -28,7 +32,7 @@ class RankMesh:
 
     @classmethod
     def of_hosts(cls, hosts: Sequence[int], pipeline_size: int) -> RankMesh:
-        """Makes the mesh of a job.
+        """Makes the mesh of a job at its start.
 
         Args:
             hosts: for each rank of the job, the index of its host.
@@ -49,10 +53,12 @@ class RankMesh:
 
     @classmethod
     def of_one(cls, pipeline_rank: int, pipeline_size: int) -> RankMesh:
-        """Makes the mesh of a group of one worker: its rank is 0, and -1 stands for missing ranks.
+        """Makes the mesh of a group that consists of a single worker, of rank 0.
+
+        In the mesh, -1 stands for the other ranks of the worker's pipeline, which are missing.
 
         Args:
-            pipeline_rank: the pipeline rank.
+            pipeline_rank: the worker's position in its pipeline.
             pipeline_size: the number of ranks per pipeline.
         """
         return cls((tuple(0 if p == pipeline_rank else -1 for p in range(pipeline_size)),))
@@ -71,30 +77,32 @@ class RankMesh:
         return len(self.pipelines[0])
 
     def pipeline_of(self, rank: int) -> tuple[int, ...]:
-        """Returns the job's ranks in the pipeline of a rank."""
+        """Returns the job's ranks that are in the same pipeline as a given rank."""
         return next(ranks for ranks in self.pipelines if rank in ranks)
 
     def pipeline_rank_of(self, rank: int) -> int:
-        """Returns a rank's position in its pipeline."""
+        """Returns the pipeline rank of a rank of the job: the rank's position in its pipeline."""
         return self.pipeline_of(rank).index(rank)
 
     @property
     def data_groups(self) -> tuple[tuple[int, ...], ...]:
-        """For each pipeline rank, the job's ranks with this number; they hold the same stages."""
+        """The data groups: for each pipeline rank, the ranks of the job that hold its stages."""
         return tuple(zip(*self.pipelines, strict=True))
 
     def data_group_of(self, rank: int) -> tuple[int, ...]:
-        """Returns the job's ranks that hold the same stages as a rank."""
+        """Returns the job's ranks that hold the same stages as a given rank, including the rank."""
         return self.data_groups[self.pipeline_rank_of(rank)]
 
 
 @dataclass(frozen=True)
 class Arrangement:
-    """The pipelines of a group after its workers have changed.
+    """The pipelines of a group after workers have joined or left.
 
     Attributes:
-        mesh: the pipelines; None if no pipeline is complete.
-        spare: the ranks without a pipeline, since other ranks of their pipeline are lost.
+        mesh: the mesh of all complete pipelines; None if the workers cannot form a complete
+            pipeline.
+        spare: the ranks that belong to no pipeline of `mesh`, since there are not enough other
+            ranks to complete another pipeline. This tuple is empty if `mesh` is None.
         missing: the pipeline ranks that no worker has.
     """
 
@@ -104,10 +112,10 @@ class Arrangement:
 
 
 def arrange(pipeline_ranks: Sequence[int], pipeline_size: int) -> Arrangement:
-    """Forms the largest possible number of pipelines; every worker keeps its stages.
+    """Forms the largest possible number of pipelines from workers that keep their stages.
 
     Args:
-        pipeline_ranks: for each rank of the job, its pipeline rank.
+        pipeline_ranks: for each rank of the job, its pipeline rank, which determines its stages.
         pipeline_size: the number of ranks per pipeline.
 
     Example:

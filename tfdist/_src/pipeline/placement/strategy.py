@@ -41,14 +41,16 @@ def make_compressor(
     exact: Communicator,
     mesh: RankMesh,
 ) -> Compressor | None:
-    """Makes the compressor of this worker's gradients; None with a single pipeline.
+    """Makes the compressor of this worker's gradients, or returns None with a single pipeline.
+
+    All workers must call this function together.
 
     Args:
-        group: all workers, which must call it together.
-        policy: this worker's compression policy; None if it has none yet.
+        group: all workers.
+        policy: this worker's compression policy; None if gradients are not compressed yet.
         device: this worker's device.
-        data: the communicator of the workers that hold the same stages.
-        exact: the communicator that sums their gradients without compression.
+        data: the communicator of this worker's data group: the workers that hold the same stages.
+        exact: the communicator that sums the gradients of the data group without compression.
         mesh: the mesh of all workers.
 
     Raises:
@@ -64,7 +66,7 @@ def make_compressor(
     members = mesh.data_group_of(group.topology.rank)
 
     def split(name: str, within: list[int]) -> CoreCommunicator | None:
-        # The name is unique per set of ranks, since a process may use several meshes over time.
+        # The name contains the size of the mesh, since a process may use several meshes over time.
         return group.native_part(f"{name} in data of {mesh}", [members[i] for i in within])
 
     def split_gpus(name: str, within: list[int]) -> CoreCommunicator | None:
@@ -79,7 +81,8 @@ def make_compressor(
             data, within_hosts=within_hosts, split=split, exact=exact, on_gpus=on_gpus
         )
         if not within_hosts and not is_shared_out(data.hosts) and _any_is_shared_out(group, mesh):
-            # All workers must create parts together, even if this data group needs none.
+            # `native_part` is collective over all workers. So this worker must also call it if only
+            # other data groups need communicators within and between hosts.
             for create in (split, split_gpus) if on_gpus else (split,):
                 create("host", [])
                 create("carriers", [])
@@ -94,24 +97,27 @@ def _any_is_shared_out(group: Group, mesh: RankMesh) -> bool:
 
 
 class PipelineExtended(ReplicatedExtended):
-    """Replicas of some stages of a model on a subset of the workers.
+    """The `extended` object of a pipeline strategy.
+
+    Its replicas are the workers of this worker's data group, which hold the same stages.
 
     Args:
-        container: the strategy that this extends.
+        container: the strategy to which the object belongs.
         device: this worker's device.
         group: all workers.
         mesh: the mesh of all workers.
         pipeline_rank: this worker's pipeline rank.
         full_size: the number of workers at the start of the job.
-        gpus: this worker's device if it is a GPU, and gradients and messages stay on it; else
-            empty.
-        connect: opens the communicators of a mesh. Returns two communicators of the workers that
-            hold the same stages: for values on hosts, and for values of the replicas.
+        gpus: a list with this worker's device if gradients and messages between stages are
+            communicated directly from its GPU; otherwise an empty list.
+        connect: a function of a group and a mesh that opens the communicators of the mesh. It
+            returns two communicators of this worker's data group: one for values in CPU memory,
+            and one for the replicas' values, such as gradients, which may be on GPUs.
 
     Attributes:
         mesh: the mesh of the current group.
         full_size: the number of workers at the start of the job.
-        gpus: see the argument.
+        gpus: see `gpus` under Args.
     """
 
     in_stages = True
@@ -133,10 +139,11 @@ class PipelineExtended(ReplicatedExtended):
         self._pipeline_rank, self._connect = pipeline_rank, connect
 
     def follow_group(self) -> Arrangement:
-        """Forms pipelines from the workers of another group; all workers must call it together.
+        """Forms new pipelines after the group has changed; all workers must call it together.
 
         Returns:
-            The arrangement. If a rank is spare or missing, no pipelines have been formed.
+            The arrangement of the workers. If it has spare or missing ranks, the pipelines have
+            not been formed and this object is unchanged.
         """
         pipeline_ranks = self.group.exchange("pipeline ranks", str(self._pipeline_rank))
         arrangement = arrange(list(map(int, pipeline_ranks)), self.mesh.pipeline_size)
@@ -155,8 +162,9 @@ class PipelineExtended(ReplicatedExtended):
         return self.group.topology.is_chief
 
     def agree_on_variable(self, description: str) -> None:
-        # Stages have different variables. Stages that share a variable compare its shape and type
-        # when they receive the first stage's value.
+        # Workers with different stages have different variables, so they cannot compare all of
+        # them here. A variable that several stages share is compared later, when its value is
+        # broadcast from the first of these stages.
         pass
 
 
@@ -167,31 +175,33 @@ def pipeline_extended_of(strategy: HybridStrategy) -> PipelineExtended:
 
 
 class HybridStrategy(multi_worker.MultiWorkerMirroredStrategy):
-    """One or more parallel pipelines of workers.
+    """Trains a model in stages on one or more parallel pipelines of workers.
 
-    The model is cut into stages, held by the workers of a pipeline. A batch is cut into
-    microbatches, which pass through the stages. With more workers than `pipeline_size`, several
-    pipelines divide the rows of the batch and sum their gradients. The results are the same as in a
-    single process.
+    The model is cut into stages, and each worker of a pipeline holds one or more of them. A batch
+    is cut into microbatches, which pass through the stages one after another. If there are more
+    than `pipeline_size` workers, they form several pipelines. The pipelines divide the rows of each
+    batch among them and sum their gradients. The results are the same as in a single process.
 
     Args:
-        pipeline_size: the number of workers per pipeline, a divisor of the number of workers; by
-            default, all of them.
-        microbatches: the number of parts into which a pipeline cuts its rows.
-        schedule: a name in `tfdist.pipeline.SCHEDULES`, or a function
-            `(ranks, microbatches)` that returns the actions of each rank.
-        virtual_stages: the number of stages per worker, for schedules that support several; by
-            default, the schedule decides.
+        pipeline_size: the number of workers per pipeline, which must divide the total number of
+            workers. By default, all workers form a single pipeline.
+        microbatches: the number of microbatches into which a pipeline cuts its rows of a batch.
+            If a batch has fewer rows, there are fewer microbatches.
+        schedule: a name in `tfdist.pipeline.SCHEDULES`, or a function of `ranks` and
+            `microbatches` that returns a list of actions for each rank.
+        virtual_stages: the number of stages per worker, if the schedule supports different
+            numbers. By default, the schedule determines the number.
         cluster_resolver: as for `tfdist.MultiWorkerMirroredStrategy`.
-        compression: the compression of gradients between pipelines, as for
+        compression: how to compress the gradients that the pipelines sum, as for
             `tfdist.MultiWorkerMirroredStrategy`.
         shard_optimizer: whether the workers that hold the same stages shard their optimizer state;
-            see `tfdist.MultiWorkerMirroredStrategy`. It has no effect on a single pipeline.
-        communication: the collectives of a pipeline are always native, so `"auto"`, the default,
-            and `"native"` are the same.
+            see `tfdist.MultiWorkerMirroredStrategy`. This has no effect if there is a single
+            pipeline.
+        communication: `"auto"` (the default) or `"native"`. Both mean the same, since pipelines
+            always use the native collectives.
 
     Raises:
-        ValueError: the workers do not divide evenly into pipelines.
+        ValueError: the number of workers is not a multiple of `pipeline_size`.
         ScheduleError: the schedule is invalid.
         NativeUnavailableError: the native collectives are unavailable.
 
@@ -227,7 +237,8 @@ class HybridStrategy(multi_worker.MultiWorkerMirroredStrategy):
         topology = found.topology
         policy = compression_policy(compression)
         size = topology.size if pipeline_size is None else pipeline_size
-        RankMesh.of_hosts([0] * topology.size, size)  # Fails before any worker waits.
+        # Check `pipeline_size` here, before any worker waits for others.
+        RankMesh.of_hosts([0] * topology.size, size)
         self.microbatches = microbatches
         self._schedule, self._virtual_stages = schedule, virtual_stages
         self._schedules: dict[int, Schedule] = {}
@@ -282,16 +293,18 @@ class HybridStrategy(multi_worker.MultiWorkerMirroredStrategy):
         group.role_of = self._role_of
 
     def explain(self, model: Any, batch: Any) -> Any:
-        """Prints the transfers of a training step: each value, its bytes and its origin.
+        """Prints all values that the workers communicate in a training step.
 
-        For a `tfdist.PipelineModel`, all workers must call it.
+        For each transfer, the report shows the value, its size in bytes, and the layer, variable or
+        line of code from which the value comes. If `model` is a `tfdist.PipelineModel`, all workers
+        must call this method.
 
         Args:
             model: a compiled model, created in the scope of this strategy.
             batch: a global batch as for `fit`, such as a pair of inputs and targets.
 
         Returns:
-            A list of transfers, as from `tfdist.MultiWorkerMirroredStrategy.explain`. Transfers
+            A list of transfers, as in `tfdist.MultiWorkerMirroredStrategy.explain`. Transfers
             between stages have the kind "send".
 
         Example:
@@ -310,7 +323,12 @@ class HybridStrategy(multi_worker.MultiWorkerMirroredStrategy):
         return f"which holds stage {', '.join(map(str, stages))}"
 
     def _connect(self, group: Group, mesh: RankMesh) -> tuple[Communicator, Communicator]:
-        """Connects the pipelines; returns the communicators of this worker's data group."""
+        """Opens the communicators of this worker's pipeline and of its data group.
+
+        Returns:
+            Two communicators of the data group: one for values in CPU memory, and one for the
+            replicas' values.
+        """
         rank = group.topology.rank
         if self._pipeline_size > 1 and group.joiner is None:
             members = list(mesh.pipeline_of(rank))
@@ -332,12 +350,12 @@ class HybridStrategy(multi_worker.MultiWorkerMirroredStrategy):
 
     @property
     def pipeline_rank(self) -> int:
-        """This worker's pipeline rank, constant for the lifetime of its process."""
+        """This worker's position in its pipeline, which never changes while the process runs."""
         return self._pipeline_rank
 
     @property
     def stages(self) -> int:
-        """The number of stages that a model is cut into."""
+        """The number of stages into which a model is cut."""
         return self.schedule_for(self.microbatches).stages
 
     def pipeline_rank_of(self, stage: int) -> int:
@@ -345,11 +363,16 @@ class HybridStrategy(multi_worker.MultiWorkerMirroredStrategy):
         return self.schedule_for(self.microbatches).rank_of(stage)
 
     def stages_of(self, pipeline_rank: int) -> tuple[int, ...]:
-        """Returns the stages that the worker with a pipeline rank holds."""
+        """Returns the indices of the stages that the worker with a given pipeline rank holds."""
         return self.schedule_for(self.microbatches).stages_of(pipeline_rank)
 
     def schedule_for(self, microbatches: int) -> Schedule:
-        """Returns the schedule for a number of microbatches; a small batch has fewer of them."""
+        """Returns the schedule for a given number of microbatches.
+
+        Args:
+            microbatches: the number of microbatches, which is less than `self.microbatches` if a
+                batch has too few rows.
+        """
         if microbatches not in self._schedules:
             self._schedules[microbatches] = make_schedule(
                 self._schedule, self._pipeline_size, microbatches, self._virtual_stages
@@ -358,16 +381,17 @@ class HybridStrategy(multi_worker.MultiWorkerMirroredStrategy):
 
 
 def _hosts_of(topology: Topology) -> list[int]:
-    """Returns the index of each worker's host, derived from the workers' addresses."""
+    """Returns, for each worker, the index of the first worker with the same host address."""
     names = [worker.address.rpartition(":")[0] for worker in topology.workers]
     return [names.index(name) for name in names]
 
 
 class PipelineStrategy(HybridStrategy):
-    """A single pipeline of all workers; see `HybridStrategy`.
+    """Trains a model in stages on a single pipeline of all workers; see `HybridStrategy`.
 
     Args:
-        microbatches: the number of parts into which a batch is cut.
+        microbatches: the number of microbatches into which a batch is cut. If a batch has fewer
+            rows, there are fewer microbatches.
         schedule: as for `HybridStrategy`.
         virtual_stages: as for `HybridStrategy`.
         cluster_resolver: as for `HybridStrategy`.

@@ -1,1 +1,1 @@
-"""The work of pipeline ranks as data: schedules, their validation and lowering."""
+"""Plans the work of pipeline ranks as plain data: makes, checks and lowers schedules."""

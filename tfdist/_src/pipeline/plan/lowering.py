@@ -1,4 +1,4 @@
-"""Lowering: inserts the transfers between ranks into a schedule."""
+"""Lowers a schedule: inserts the sends and receives between ranks."""
 
 import functools
 import itertools
@@ -13,14 +13,15 @@ from tfdist.errors import ScheduleError
 
 @dataclass(frozen=True)
 class Transfer:
-    """A value passed between stages on different ranks, for one microbatch.
+    """The transfer of a value of one microbatch between two stages on different ranks.
 
     Attributes:
-        value_kind: "activation", to a later stage, or "gradient", to an earlier one.
-        source: the stage that produces the value.
-        target: the stage that consumes the value.
-        microbatch: the microbatch.
-        peer: the rank at the other end.
+        value_kind: "activation" for a value that passes to a later stage, or "gradient" for a
+            gradient that passes back to an earlier stage.
+        source: the index of the stage that produces the value.
+        target: the index of the stage that consumes the value.
+        microbatch: the index of the microbatch.
+        peer: the pipeline rank with which this rank exchanges the value.
     """
 
     value_kind: ValueKind
@@ -31,13 +32,16 @@ class Transfer:
 
     @functools.cached_property
     def value(self) -> StageInput:
-        """The value as identified by the target: the action with an equal `takes` consumes it."""
+        """Identifies the value on the target's rank.
+
+        The action that consumes the value has an equal `Action.takes`.
+        """
         return (self.value_kind, self.target, self.microbatch)
 
 
 @dataclass(frozen=True)
 class Send(Transfer):
-    """Hands a value to the channel to `peer` without waiting."""
+    """The step in which a rank sends a value to `peer`. The rank does not wait for the transfer."""
 
     def __str__(self) -> str:
         return (
@@ -47,7 +51,10 @@ class Send(Transfer):
 
 @dataclass(frozen=True)
 class Receive(Transfer):
-    """Posts a receive from `peer` without waiting; the action that consumes the value waits."""
+    """The step in which a rank posts a receive for a value from `peer`.
+
+    The rank does not wait for the value until it runs the action that consumes the value.
+    """
 
     def __str__(self) -> str:
         value = f"{self.value_kind} {self.source}>{self.target}.{self.microbatch}"
@@ -60,19 +67,21 @@ Step: TypeAlias = Action | Send | Receive
 def walk(
     program: Sequence[Sequence[Step]], capacity: int | None = None
 ) -> Iterator[tuple[int, Step]]:
-    """Walks through the steps of all ranks concurrently.
+    """Yields the steps of all ranks in an order in which they can run.
 
-    Each rank runs its steps in order. A receive does not block; the action that consumes the value
-    does. Messages from one rank to another arrive in the order of their sends. Ranks take turns of
-    one action, so the order is roughly chronological if all actions take equally long.
+    Each rank runs its own steps in order. A receive does not block. Instead, the action that
+    consumes the value blocks until the value has been sent. Messages from one rank to another
+    arrive in the order in which they were sent. The ranks take turns, and each rank runs one action
+    per turn. So the order of the steps is roughly chronological if all actions take the same time.
 
     Args:
-        program: as returned by `lower`.
-        capacity: the maximum number of messages in a channel without a posted receive; a further
-            send blocks. By default, no send blocks.
+        program: the steps of each rank, as returned by `lower`.
+        capacity: the maximum number of messages that one rank can have sent to another before the
+            other rank posts receives for them. When this number is reached, the next send blocks.
+            By default, sends never block.
 
     Yields:
-        Pairs of a rank and the step that it runs.
+        Pairs of a rank and the step that the rank runs next.
 
     Raises:
         ScheduleError: the ranks deadlock.
@@ -91,16 +100,17 @@ def walk(
 
 
 class _State:
-    """The progress of the ranks and their channels."""
+    """The steps that the ranks have run so far, and the messages in the channels between them."""
 
     def __init__(self, program: Sequence[Sequence[Step]], capacity: int | None) -> None:
         self._program = program
         self._capacity = capacity
         self._position = [0] * len(program)
-        # Number of messages so far, by (sending rank, receiving rank).
+        # The number of messages sent, and of receives posted, by (sending rank, receiving rank).
         self._sent: dict[tuple[int, int], int] = defaultdict(int)
         self._received: dict[tuple[int, int], int] = defaultdict(int)
-        # By rank and consumed value: the receives of the value, and their indices on the channel.
+        # For each rank, and for each value that an action consumes: the receives that make up the
+        # value, each with its index among all receives of the same channel.
         self._incoming: list[dict[StageInput | None, list[tuple[Receive, int]]]] = [
             defaultdict(list) for _ in program
         ]
@@ -110,7 +120,7 @@ class _State:
         return self._position[rank] < len(self._program[rank])
 
     def blocker(self, rank: int) -> Send | Receive | None:
-        """Returns the transfer that a rank's next step must wait for; None if it can run."""
+        """Returns the transfer for which a rank's next step must wait, or None if it can run."""
         step = self._program[rank][self._position[rank]]
         if isinstance(step, Send) and self._capacity is not None:
             channel = (rank, step.peer)
@@ -123,7 +133,7 @@ class _State:
         return None
 
     def advance(self, rank: int) -> Iterator[Step]:
-        """Runs a rank's next steps: at most one action, and the transfers around it."""
+        """Runs and yields a rank's next steps: at most one action, and the transfers around it."""
         acted = False
         while self.left(rank) and self.blocker(rank) is None:
             step = self._program[rank][self._position[rank]]
@@ -143,7 +153,7 @@ class _State:
             self._received[channel] += 1
 
     def describe_cycle(self, rank: int) -> str:
-        """Describes the cycle of waiting ranks, starting from one of them."""
+        """Describes in words which ranks wait for one another, starting with a given rank."""
         waits: dict[int, str] = {}
         while rank not in waits and self.left(rank):
             blocker = self.blocker(rank)
@@ -158,10 +168,10 @@ class _State:
 
 __all__ = ["Receive", "Send", "Step", "lower"]
 
-# For each rank and each of its actions, the sends that follow it.
+# For each rank, and for each of its actions, the sends that follow the action.
 _Sends: TypeAlias = list[list[list[Send]]]
-# For each channel and each of its messages in order: the position of the receive, as the index of
-# the action that follows it.
+# For each channel, and for each of its messages in order, the index of the action of the receiving
+# rank before which the receive is posted.
 _ReceivePositions: TypeAlias = dict[tuple[int, int], list[int]]
 
 
@@ -170,25 +180,29 @@ def lower(
     edges: Iterable[Edge] | None = None,
     differentiable: Iterable[Edge] | None = None,
 ) -> list[list[Step]]:
-    """Inserts the transfers between ranks into a schedule.
+    """Inserts sends and receives into a schedule, for the values that pass between ranks.
 
-    A value is sent right after the action that produces it. Its receive is posted one action before
-    the action that consumes it, so that the transfer overlaps with the action between. The receive
-    may be posted earlier, for two reasons: messages from one rank to another arrive in the order of
-    their sends; and at most one message of a channel waits for its receive, so that blocking sends
-    on a full channel cannot deadlock. Nothing is sent between stages of the same rank.
+    A value is sent directly after the action that produces the value. On the receiving rank, the
+    receive is posted one action before the action that consumes the value. So the transfer can
+    overlap with the action between them. Some receives are posted even earlier, for two reasons.
+    First, the receives of a channel must be posted in the order of the sends. Second, the receive
+    of a message is posted before the next message is sent over the same channel. So the ranks do
+    not deadlock even if sends block because the channel is full. Values that pass between two
+    stages on the same rank are not sent.
 
     Args:
-        schedule: the ranks' actions, complete for every microbatch.
-        edges: pairs (source stage, target stage), the source before the target but not
-            necessarily adjacent; by default, each stage feeds the next.
-        differentiable: the edges along which gradients flow back; by default, all.
+        schedule: the actions of each rank, which must include all passes of every microbatch.
+        edges: pairs `(source, target)` of stages, such that `target` consumes outputs of `source`.
+            The target must come after the source, but not necessarily directly. By default, each
+            stage feeds the next stage.
+        differentiable: the edges over which the target sends gradients back to the source. By
+            default, these are all edges.
 
     Returns:
-        For each rank, its actions with the sends and receives between them.
+        For each rank, its actions, sends and receives in order.
 
     Raises:
-        ValueError: an edge does not connect two stages of the schedule.
+        ValueError: `edges` or `differentiable` is invalid; see `Edges`.
         ScheduleError: the ranks would deadlock.
 
     Example:
@@ -234,7 +248,7 @@ def _before_use(schedule: Schedule, sends: _Sends) -> _ReceivePositions:
 
 
 def _in_order(positions: _ReceivePositions) -> _ReceivePositions:
-    """Moves receives earlier to keep the receives of a channel in order."""
+    """Moves receives earlier, so that each channel's receives are in the order of the sends."""
     return {
         channel: list(itertools.accumulate(reversed(indices), min))[::-1]
         for channel, indices in positions.items()
@@ -242,10 +256,10 @@ def _in_order(positions: _ReceivePositions) -> _ReceivePositions:
 
 
 def _with_room(program: list[list[Step]], positions: _ReceivePositions) -> _ReceivePositions:
-    """Moves receives earlier, so that each message is received before its channel sends the next.
+    """Moves receives earlier, so that the receive of a message precedes the channel's next send.
 
-    "Before" refers to one possible execution order of all ranks. That order remains possible
-    regardless of how long sends block on a full channel.
+    The function considers one order in which the steps of all ranks can run, as yielded by `walk`.
+    This order remains possible if the sends block because a channel is full.
     """
     actions = [0] * len(program)
     sent: Counter[tuple[int, int]] = Counter()

@@ -9,18 +9,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-# The kind of values between stages: outputs to later stages, or gradients to earlier ones.
+# Stages exchange two kinds of values: outputs ("activation"), which pass to later stages, and
+# their gradients ("gradient"), which pass back to earlier stages.
 ValueKind: TypeAlias = Literal["activation", "gradient"]
 
-# A stage's input for a microbatch, from one or more other stages: (what, stage, microbatch).
+# All values that a stage receives from other stages for one pass of a microbatch: the kind of the
+# values, the receiving stage and the microbatch.
 StageInput: TypeAlias = tuple[ValueKind, int, int]
 
 
 class Kind(enum.Enum):
-    """The passes of a microbatch through a stage.
+    """The kinds of passes of a microbatch through a stage.
 
-    A backward pass is either whole (`BACKWARD`) or split in two: `INPUT_GRADIENT`, which the
-    previous stage waits for, and later `WEIGHT_GRADIENT`, which nothing waits for.
+    A backward pass is either whole (B, `BACKWARD`) or split into two parts. The first part (I,
+    `INPUT_GRADIENT`) computes the gradients of the stage's inputs, for which earlier stages wait.
+    The second part (W, `WEIGHT_GRADIENT`) computes the gradients of the weights. It can run later,
+    since no other stage waits for it.
     """
 
     FORWARD = "F"
@@ -30,10 +34,11 @@ class Kind(enum.Enum):
 
     @property
     def carries(self) -> ValueKind | None:
-        """The kind of values that such a pass receives and sends; None for W."""
+        """The kind of values that the pass exchanges with other stages; None for W."""
         return _VALUE_KINDS.get(self)
 
-    # Members are singletons; the default hash runs Python code on every lookup.
+    # Each member exists only once, so it can be hashed by identity. This is faster than the hash
+    # of `Enum`, which runs Python code.
     __hash__ = object.__hash__
 
 
@@ -49,8 +54,8 @@ class Action:
     """One pass of one microbatch through one stage.
 
     Attributes:
-        kind: the kind of pass.
-        stage: the stage's index, from 0 at the model's inputs.
+        kind: the kind of the pass.
+        stage: the stage's index. Stage 0 is the first stage of the model.
         microbatch: the microbatch's index, from 0.
 
     Example:
@@ -64,7 +69,7 @@ class Action:
 
     @functools.cached_property
     def takes(self) -> StageInput | None:
-        """The action's input from other stages, if any; None for W."""
+        """Identifies all values that the action receives from other stages; None for W."""
         value_kind = self.kind.carries
         return None if value_kind is None else (value_kind, self.stage, self.microbatch)
 
@@ -76,17 +81,18 @@ class Action:
 class Costs:
     """The duration in seconds of each pass of a microbatch, and of each transfer.
 
-    A single number covers all stages of a rank: with two stages per rank, each stage costs half of
-    the number. So the same costs apply to schedules with and without virtual stages. A sequence
-    lists the seconds of each stage.
+    The cost of a pass is either one number or a sequence. One number is the total cost on a rank,
+    which is divided among the rank's stages: with two stages per rank, each stage costs half of
+    it. So the same costs can be used for schedules with one or several stages per rank. A sequence
+    contains the cost of each stage.
 
     Attributes:
-        forward: the seconds of a forward pass.
-        input_gradient: the seconds of the first part of a backward pass.
-        weight_gradient: the seconds of the second part of a backward pass.
-        backward: the seconds of a whole backward pass; by default, the sum of both parts.
-        transfer: the seconds from the time at which both ranks are ready for a message to its
-            arrival.
+        forward: the duration of a forward pass (F).
+        input_gradient: the duration of the first part of a backward pass (I).
+        weight_gradient: the duration of the second part of a backward pass (W).
+        backward: the duration of a whole backward pass (B); by default, the sum of both parts.
+        transfer: the duration of a transfer between two ranks. It begins when the message has been
+            sent and its receive has been posted, and ends when the message arrives.
 
     Example:
         >>> Costs(1.0, 1.0, 1.0).seconds(ranks=2, stages=4)[Kind.BACKWARD]
@@ -100,17 +106,17 @@ class Costs:
     transfer: float = 0.0
 
     def seconds(self, ranks: int, stages: int) -> dict[Kind, tuple[float, ...]]:
-        """Returns the seconds of each kind of pass, per stage.
+        """Returns the duration of each kind of pass on each stage.
 
         Args:
             ranks: the number of ranks in the pipeline.
-            stages: the number of stages on all ranks together.
+            stages: the total number of stages on all ranks.
 
         Returns:
-            For each kind, one number per stage.
+            For each kind of pass, its duration in seconds on each stage.
 
         Raises:
-            ValueError: a sequence has the wrong length, or a number is negative.
+            ValueError: a sequence does not have one entry for each stage, or a number is negative.
         """
 
         def each(name: str, cost: float | Sequence[float]) -> tuple[float, ...]:
@@ -146,12 +152,15 @@ class Edges:
 
     Args:
         stages: the number of stages.
-        edges: pairs (source stage, target stage), the source before the target but not
-            necessarily adjacent; by default, each stage feeds the next.
-        differentiable: the edges along which gradients flow back; by default, all.
+        edges: pairs `(source, target)` of stages, such that `target` consumes outputs of `source`.
+            The target must come after the source, but not necessarily directly. By default, each
+            stage feeds the next stage.
+        differentiable: the edges over which the target sends gradients back to the source. By
+            default, these are all edges.
 
     Raises:
-        ValueError: an edge goes backward or to a stage that does not exist.
+        ValueError: an edge does not lead from an existing stage to a later existing stage, or
+            `differentiable` contains a pair that is not in `edges`.
     """
 
     def __init__(
@@ -197,7 +206,7 @@ class Edges:
         return [] if value_kind is None else self._targets[value_kind].get(action.stage, [])
 
     def sources(self, action: Action) -> list[int]:
-        """Returns the stages whose output an action consumes."""
+        """Returns the stages that produce the values that an action consumes."""
         value_kind = action.kind.carries
         return [] if value_kind is None else self._sources[value_kind].get(action.stage, [])
 
@@ -208,14 +217,14 @@ class Edges:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The actions of every rank, in execution order.
+    """The actions of every rank, in the order in which the rank runs them.
 
-    The actions determine which rank holds a stage. A schedule is plain data and may be invalid;
-    `plan.validation.check` raises an error if it is.
+    A rank holds the stages of its actions. A schedule is plain data that is not checked when it is
+    created. `plan.validation.check` raises an error if a schedule is invalid.
 
     Attributes:
-        name: the schedule's name in plots and messages.
-        actions: for each rank, its actions.
+        name: the name of the schedule in plots and messages.
+        actions: for each rank, the rank's actions in order.
 
     Example:
         >>> schedule = make_schedule("1f1b", ranks=2, microbatches=2)
@@ -235,7 +244,7 @@ class Schedule:
 
     @functools.cached_property
     def stages(self) -> int:
-        """The number of stages on all ranks together."""
+        """The total number of stages on all ranks."""
         return 1 + max((a.stage for actions in self.actions for a in actions), default=-1)
 
     @functools.cached_property
@@ -245,7 +254,7 @@ class Schedule:
 
     @functools.cached_property
     def splits_backward(self) -> bool:
-        """Whether any backward pass is split into I and W."""
+        """Whether the schedule splits any backward pass into I and W."""
         return any(a.kind is Kind.INPUT_GRADIENT for actions in self.actions for a in actions)
 
     def rank_of(self, stage: int) -> int:
@@ -257,7 +266,7 @@ class Schedule:
         return self._placement[stage]
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
-        """Returns the stages that a rank holds, in ascending order."""
+        """Returns the indices of the stages that a rank holds, in ascending order."""
         return tuple(sorted(s for s, holder in self._placement.items() if holder == rank))
 
     def forward_only(self) -> Schedule:
@@ -268,9 +277,10 @@ class Schedule:
         )
 
     def forward_first(self) -> Schedule:
-        """Returns a schedule of the same stages that runs all forward passes first.
+        """Returns a schedule that runs all forward passes before all backward passes.
 
-        Breadth-first: all microbatches pass through a stage before they pass through the next one.
+        The ranks hold the same stages as before. On each rank, all microbatches pass through one
+        stage before they pass through the rank's next stage.
         """
 
         def passes(rank: int) -> tuple[Action, ...]:

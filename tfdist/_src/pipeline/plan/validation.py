@@ -1,4 +1,4 @@
-"""Checks that a schedule is complete, in order and free of deadlocks."""
+"""Checks that a schedule is complete, respects all dependencies and cannot deadlock."""
 
 import itertools
 from collections import Counter
@@ -19,21 +19,27 @@ def check(
 ) -> None:
     """Raises an error unless a schedule can train a model.
 
-    Every stage must run the forward pass and the backward pass (whole or in both parts) of every
-    microbatch exactly once, on one rank, after its dependencies. The forward passes of a stage must
-    follow the order of the microbatches. The ranks must never deadlock, even if a channel holds few
-    messages.
+    A valid schedule meets these conditions:
+
+    - All passes of a stage run on one rank.
+    - Every microbatch passes through every stage exactly once forward and once backward. The
+      backward pass is either whole (B), or split into I and W.
+    - If a pass depends on another pass on the same rank, it comes after the other pass.
+    - The forward passes of a stage are in the order of the microbatches.
+    - The ranks cannot deadlock, even if a channel holds only `capacity` messages.
 
     Args:
         schedule: the schedule.
-        edges: pairs (source stage, target stage), the source before the target but not
-            necessarily adjacent; by default, each stage feeds the next.
-        differentiable: the edges along which gradients flow back; by default, all.
-        capacity: the number of messages that a channel holds before sends block.
+        edges: pairs `(source, target)` of stages, such that `target` consumes outputs of `source`.
+            The target must come after the source, but not necessarily directly. By default, each
+            stage feeds the next stage.
+        differentiable: the edges over which the target sends gradients back to the source. By
+            default, these are all edges.
+        capacity: the number of messages that a channel holds before further sends block.
 
     Raises:
-        ScheduleError: the schedule is invalid; the message names a rank, an action and the problem.
-        ValueError: an edge does not connect two stages of the schedule.
+        ScheduleError: the schedule is invalid. The message names a rank, an action and the problem.
+        ValueError: `edges` or `differentiable` is invalid; see `Edges`.
 
     Example:
         >>> check(Schedule("mine", ((Action(Kind.FORWARD, 0, 0),),)))
@@ -50,18 +56,20 @@ def check(
 
 
 def peak_activations(schedule: Schedule, freed_by_input_gradient: float = 0) -> tuple[float, ...]:
-    """Returns the peak number of activations that each rank keeps at once.
+    """Returns the largest number of activations that each rank keeps at the same time.
 
-    Each forward pass, of one microbatch through one stage, adds one activation. The rank keeps it
-    until the backward pass ends; if the backward pass is split, until W ends.
+    Each forward pass of one microbatch through one stage adds one activation. The rank keeps the
+    activation until the corresponding backward pass ends. If the backward pass is split, the rank
+    keeps the activation until W ends.
 
     Args:
         schedule: a schedule that passes `check`.
-        freed_by_input_gradient: the fraction of an activation that I already frees, from 0 to 1.
+        freed_by_input_gradient: the fraction of an activation, from 0 to 1, that the rank already
+            frees when I ends.
 
     Returns:
-        One number per rank. With v stages per rank, an activation covers one of them, so it takes
-        about 1/v of the memory that a microbatch takes on a rank.
+        The number for each rank. With v stages per rank, an activation belongs to only one of them.
+        So it takes about 1/v of the memory that a microbatch takes on all stages of the rank.
 
     Example:
         >>> peak_activations(make_schedule("1f1b", ranks=4, microbatches=8))
@@ -118,7 +126,7 @@ def _check_complete(schedule: Schedule) -> None:
 
 
 def _check_passes(rank: int, stage: int, microbatch: int, found: Mapping[Kind, Action]) -> None:
-    """Checks the passes of one microbatch through one stage."""
+    """Checks that one microbatch passes through one stage exactly once forward and backward."""
     parts = [found[kind] for kind in _PARTS if kind in found]
     if Kind.BACKWARD in found and parts:
         raise ScheduleError(
@@ -142,7 +150,7 @@ def _check_order(schedule: Schedule, edges: Edges) -> None:
 
 
 def _needs(action: Action, edges: Edges) -> Iterator[Action]:
-    """Yields the actions that must precede an action if they are on the same rank."""
+    """Yields the actions that must precede a given action if they run on the same rank."""
     kind, stage, microbatch = action.kind, action.stage, action.microbatch
     if kind is Kind.FORWARD:
         if microbatch > 0:

@@ -1,1 +1,1 @@
-"""Execution of training, evaluation and prediction steps on a rank."""
+"""Runs training, evaluation and prediction steps on a rank."""

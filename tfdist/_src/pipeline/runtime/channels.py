@@ -1,4 +1,4 @@
-"""The channels between the ranks of a pipeline, and the propagation of errors to other ranks."""
+"""Channels between the ranks of a pipeline, and a context that reports errors to other ranks."""
 
 import contextlib
 import time
@@ -19,13 +19,15 @@ Pair = tuple[int, int]
 
 
 class Channel:
-    """One rank's end of a channel to or from another rank.
+    """One rank's end of a channel, which transfers tensors from one rank to another.
 
-    Messages arrive in the order of their sends. Sends and receives return immediately; in a graph,
-    a tensor is sent as soon as it is available, and received while the rank computes.
+    Tensors arrive in the order in which they were sent. `send` and `receive` do not wait for the
+    transfer. In a graph, a tensor is sent as soon as it has been computed, and it is received while
+    the receiving rank computes something else.
 
     Args:
-        communicator: the communicator of the two ranks, the sender first.
+        communicator: the communicator of the two ranks. The sender has rank 0 in it, and the
+            receiver has rank 1.
     """
 
     def __init__(self, communicator: CoreCommunicator) -> None:
@@ -35,11 +37,11 @@ class Channel:
         """Sends tensors.
 
         Args:
-            tensors: tensors of the shapes and dtypes that the receiver expects.
-            name: the name that the receiver also passes to `receive`.
+            tensors: tensors with the shapes and dtypes that the receiver expects.
+            name: a name for the message. The receiver must pass the same name to `receive`.
 
         Returns:
-            The operations; each ends when its tensor has been sent.
+            For each tensor, an operation that ends when the tensor has been sent.
         """
         group = self._communicator
         with tf.device(group.device):
@@ -52,8 +54,8 @@ class Channel:
 
         Args:
             value_specs: the specs of the tensors.
-            rows: the number of rows of the microbatch.
-            name: the name that the sender also passes to `send`.
+            rows: the number of rows of the microbatch, which determines the tensors' shapes.
+            name: the name that the sender passes to `send`.
         """
         group = self._communicator
         received = []
@@ -68,7 +70,7 @@ class Channel:
 
 
 def rounds(pairs: Iterable[Pair]) -> list[list[Pair]]:
-    """Groups pairs into rounds, so that each rank occurs at most once per round.
+    """Groups pairs of ranks into rounds, so that each rank occurs at most once in a round.
 
     Example:
         >>> rounds([(0, 1), (1, 0), (1, 2), (2, 1)])
@@ -90,24 +92,26 @@ def open_channels(
     members: Sequence[Sequence[int]],
     open_part: Callable[[str, list[int]], CoreCommunicator | None],
 ) -> dict[Pair, Channel]:
-    """Opens the channels of all pipelines; collective over all ranks of the job.
+    """Opens the channels of all pipelines; all ranks of the job must call it together.
 
     Args:
-        pairs: pairs of sender and receiver pipeline ranks, the same for every pipeline.
+        pairs: pairs `(sender, receiver)` of pipeline ranks. Every pipeline opens a channel for
+            each pair.
         rank: this process's rank in the job.
-        members: for each pipeline, its ranks in the job by pipeline rank.
-        open_part: makes a communicator from a name and its ranks in the job; returns None on a
-            rank that passes no ranks.
+        members: for each pipeline, the ranks of the job in the order of their pipeline ranks.
+        open_part: a function of a name and a list of ranks of the job. It returns a communicator
+            of these ranks, or None if the list is empty. All ranks of the job call it together,
+            and a rank passes either an empty list or a list that includes the rank itself.
 
     Returns:
-        The channels of this rank, by pair.
+        The channels in which this rank is the sender or the receiver, by pair.
     """
     mine = next(ranks for ranks in members if rank in ranks)
     channels: dict[Pair, Channel] = {}
     for together in rounds(pairs):
         pair = next((p for p in together if rank in (mine[p[0]], mine[p[1]])), None)
         own = [] if pair is None else [mine[pair[0]], mine[pair[1]]]
-        # The name is unique per set of ranks, since a process may use several meshes over time.
+        # The name contains the size of the mesh, since a process may use several meshes over time.
         between = " ".join(f"{source}>{target}" for source, target in together)
         part = open_part(f"channels {between} of {len(members)}x{len(mine)}", own)
         if part is not None and pair is not None:
@@ -116,10 +120,10 @@ def open_channels(
 
 
 class AllRanksFailed(Exception):
-    """All ranks have failed together, so no rank waits for another.
+    """Raised if every rank raises an error in this step, so that no rank waits for another.
 
     Attributes:
-        error: the error on this rank.
+        error: the error of this rank.
     """
 
     def __init__(self, error: Exception) -> None:
@@ -129,14 +133,17 @@ class AllRanksFailed(Exception):
 
 @contextlib.contextmanager
 def propagating_errors(strategy: HybridStrategy) -> Iterator[None]:
-    """Aborts the other ranks' operations if this rank fails, unless all ranks fail together.
+    """Aborts the communication of the other ranks if this rank raises an error in this context.
+
+    Otherwise, the other ranks would wait for this rank. If all ranks raise an error together,
+    nothing is aborted.
 
     Args:
         strategy: the pipeline's strategy.
 
     Raises:
-        tf.errors.UnavailableError: another worker was lost or has failed; the message names it and
-            its stages.
+        tf.errors.UnavailableError: another worker was lost or has failed. The message names the
+            worker and its stages.
     """
     group, began_ns = extended_of(strategy).group, time.monotonic_ns()
     try:
@@ -147,7 +154,8 @@ def propagating_errors(strategy: HybridStrategy) -> Iterator[None]:
     except AllRanksFailed as failure:
         raise failure.error from failure.error.__cause__
     except tf.errors.UnavailableError as error:
-        # Ranks without a link to that worker may not notice its failure.
+        # Other ranks may have no connection to the worker that failed, so they may not notice its
+        # failure unless this rank aborts them.
         known = group.cause_of(error, began_ns)
         _abort(Cause(str(error.message)) if known is None else known)
         raise
@@ -158,7 +166,7 @@ def propagating_errors(strategy: HybridStrategy) -> Iterator[None]:
 
 
 def _abort(cause: Cause) -> None:
-    """Aborts the operations of all native communicators, which other ranks may wait for."""
+    """Aborts all native communicators, so that no other rank waits for this rank."""
     for communicator in registry.every():
         if isinstance(communicator, CoreCommunicator):
             communicator.context.aborter()(cause)

@@ -1,4 +1,4 @@
-"""A rank's programs for a model, built together with the other ranks."""
+"""Builds a rank's programs for the steps of a model, in agreement with the other ranks."""
 
 import dataclasses
 import functools
@@ -30,20 +30,22 @@ from tfdist.errors import PeerLostError
 
 
 class Engine:
-    """Builds the programs that a rank runs for its stages.
+    """Builds the programs with which a rank runs its stages.
 
     Args:
-        strategy: the strategy, which selects the schedule.
-        partition: the model's partition.
-        compute_loss: computes the loss from targets, predictions and sample weights.
-        update_metrics: updates the metrics from the same arguments.
-        layouts_of_variables: returns the layouts of variables, by the ids of their resources.
-        remat: whether backward passes recompute the forward pass.
-        jit: whether XLA compiles the stages' passes and the update.
+        strategy: the strategy, which determines the schedule.
+        partition: the model's partition into stages.
+        compute_loss: a function that returns the loss, given targets, predictions and sample
+            weights.
+        update_metrics: a function of the same arguments that updates the metrics.
+        layouts_of_variables: a function that returns the layouts of variables over the workers,
+            by the `id` of a variable's resource.
+        remat: whether each backward pass runs the stage's forward pass again, to save memory.
+        jit: whether XLA compiles the passes of the stages and the optimizer's update.
 
     Attributes:
-        jit: whether XLA compiles the stages' passes and the update.
-        sums: the accumulated gradients of this rank's variables.
+        jit: whether XLA compiles the passes of the stages and the optimizer's update.
+        sums: the sums of the gradients over the microbatches, for this rank's variables.
     """
 
     def __init__(
@@ -67,14 +69,16 @@ class Engine:
         self.sums = GradientSums(extended_of(strategy).worker_devices[0])
         self._stages: dict[Any, dict[int, StageFunctions]] = {}
         self._outputs: dict[Any, OutputPrograms] = {}
-        # The line of the loss that needs the outputs of all rows; "" if there is none. If there is
-        # such a line, all forward passes must precede the backward passes.
+        # The line of code in the loss that needs the outputs of all rows of a batch together, or ""
+        # if there is no such line. If there is one, all forward passes must precede all backward
+        # passes.
         self._coupling_line = ""
-        # From the findings of all ranks: the transfers of loss and metrics, and the paths of the
-        # variables with sparse gradients.
+        # `learn` sets these from the reports of all ranks: the transfers of the loss and the
+        # metrics, and the paths of the variables with sparse gradients.
         self._of_outputs: list[Transfer] = []
         self._sparse: frozenset[str] = frozenset()
-        # Values that depend on trainable variables but get no gradient from the loss.
+        # The keys of values that depend on trainable variables, but for which the loss has no
+        # gradient. No gradients are sent for them.
         self._stopped: frozenset[Key] = frozenset()
         self._channels: dict[Pair, Channel] | None = None
         self._checked: set[str] = set()
@@ -85,11 +89,13 @@ class Engine:
         return ValueSpecs(self._partition)
 
     def outputs(self, mode: str, targets: Any) -> OutputPrograms:
-        """Returns the programs that compute loss and metrics on the rank with the last stage.
+        """Returns the programs that compute the loss and the metrics from the model's outputs.
+
+        Only the rank that holds the last stage uses these programs.
 
         Args:
             mode: `"train"` or `"test"`.
-            targets: the specs of targets and sample weights, in their structure.
+            targets: the specs of the targets and sample weights, as a pair of nested structures.
         """
         key = (mode, repr(targets))
         if key not in self._outputs:
@@ -112,14 +118,16 @@ class Engine:
 
     @functools.cached_property
     def shared_variables(self) -> SharedVariables:
-        """The variables that several stages share."""
+        """The object that keeps the copies of shared variables equal."""
         return SharedVariables(self._partition, self._strategy)
 
     def compiled(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """Lets XLA compile the parts of a step between the passes, including the update.
+        """Compiles the parts of a step outside the stages' passes with XLA, if `jit` is set.
 
-        If ranks hold copies of a variable, they compute its update in different programs, which XLA
-        would round differently. In that case, XLA compiles only the passes.
+        The most important of these parts is the optimizer's update. There is one exception: several
+        ranks of a pipeline may hold copies of the same variable. Each of these ranks updates its
+        copy in a different program, and XLA might round the results differently. In that case, the
+        function returns the step unchanged, and XLA compiles only the passes.
         """
         if not self.jit or self.shared_variables.has_copies:
             return step
@@ -132,7 +140,7 @@ class Engine:
 
     @property
     def last(self) -> int:
-        """The number of the last stage."""
+        """The index of the last stage."""
         return len(self._partition.stages) - 1
 
     @property
@@ -142,24 +150,26 @@ class Engine:
 
     @functools.cached_property
     def reads(self) -> bool:
-        """Whether this rank needs the values of batches in training and evaluation."""
+        """Whether this rank reads batches from the dataset in training and evaluation."""
         mine = self._strategy.stages_of(self.pipeline_rank)
         if extended_of(self._strategy).group.elastic:
-            return True  # Every rank reads, so that every rank knows the position in the data.
+            # In an elastic job, every rank must know the position in the dataset, so every rank
+            # reads.
+            return True
         return self.holds_last or any(self._partition.model_inputs(stage) for stage in mine)
 
     def scratch(self) -> list[tf.Variable]:
-        """Returns the variables whose values are valid only during a step."""
+        """Returns the variables with values that are needed only during a step."""
         return self.sums.variables
 
     @functools.cached_property
     def training_ranks(self) -> list[int]:
-        """The pipeline ranks whose stages have trainable variables, in order."""
+        """The pipeline ranks with trainable variables in their stages, in ascending order."""
         stages = [stage for stage in self._partition.stages if stage.trainable_variables]
         return sorted({self._strategy.pipeline_rank_of(stage.index) for stage in stages})
 
     def stage_of(self, variable: Any) -> int | None:
-        """Returns the number of this rank's stage that trains a `tf.Variable`, or None."""
+        """Returns the index of this rank's stage that trains a `tf.Variable`, or None."""
         return self._stage_of.get(id(variable))
 
     @functools.cached_property
@@ -172,11 +182,11 @@ class Engine:
 
     @property
     def output_specs(self) -> list[tf.TensorSpec]:
-        """The specs of the model's outputs, flat."""
+        """The specs of the model's outputs, as a flat list."""
         return [self.value_specs.of(key).spec for key in self._partition.graph.outputs]
 
     def inputs(self, x: Any) -> dict[Key, Any]:
-        """Returns the inputs that a user passes to the model, by key."""
+        """Flattens the inputs that a user passes to the model, and returns them by key."""
         return self._partition.graph.unpack_inputs(x)
 
     def check_inputs(self, x: Any) -> None:
@@ -199,19 +209,19 @@ class Engine:
         self._checked.add(shapes)
 
     def pack_outputs(self, outputs: Sequence[Any]) -> Any:
-        """Packs flat outputs into the structure of the model's outputs."""
+        """Packs a flat list of outputs into the structure of the model's outputs."""
         graph = self._partition.graph
         return graph.pack_outputs(dict(zip(graph.outputs, outputs, strict=True)))
 
     def program(
         self, mode: str, microbatches: int, targets: Any = None, *, timed: bool = False
     ) -> MicrobatchExecutor:
-        """Returns the program of a step; traces this rank's stages on first use.
+        """Returns the program of a step, and traces this rank's stages if necessary.
 
         Args:
             mode: `"train"`, `"test"` or `"predict"`.
             microbatches: the number of microbatches.
-            targets: the specs of targets and sample weights, in their structure.
+            targets: the specs of the targets and sample weights, as a pair of nested structures.
             timed: whether to record when each action runs.
         """
         schedule = self._strategy.schedule_for(microbatches)
@@ -238,7 +248,9 @@ class Engine:
         )
 
     def findings(self, program: MicrobatchExecutor, rows: int) -> dict[str, Any]:
-        """Returns this rank's findings about a program's gradients, for `learn` on all ranks.
+        """Returns a report on this rank's program, which `learn` needs on all ranks.
+
+        The report describes the gradients of this rank's variables and values, and the loss.
 
         Args:
             program: the program.
@@ -258,9 +270,17 @@ class Engine:
         }
 
     def learn(self, findings: Sequence[dict[str, Any]]) -> bool:
-        """Records the findings of all ranks; returns whether programs must be rebuilt."""
+        """Records the reports of all ranks.
+
+        Args:
+            findings: for each rank of the job, the result of `findings`.
+
+        Returns:
+            Whether the ranks must build their programs again because of the reports.
+        """
         self._sparse |= {path for found in findings for path in found["sparse"]}
-        for found in findings:  # The last stages of all pipelines have found the same transfers.
+        # The ranks that hold the last stage report the same transfers in all pipelines.
+        for found in findings:
             if found["communicated"]:
                 self._of_outputs = [_transfer_of(values) for values in found["communicated"]]
         self.shared_variables.learn([found["gradient_kinds"] for found in findings])
@@ -288,7 +308,9 @@ class Engine:
         return True
 
     def transfers(self, rows: int) -> list[Transfer]:
-        """Returns the transfers of a training step, after all ranks have agreed on its program.
+        """Returns the transfers of a training step.
+
+        The result is complete only after `agree_on_program` has built a training program.
 
         Args:
             rows: the number of rows of the batch.
@@ -337,13 +359,13 @@ class Engine:
         return self._stages[key]
 
     def _differentiable_outputs(self, mode: str, targets: Any) -> list[Key]:
-        """Returns the model's outputs with a gradient."""
+        """Returns the keys of the model's outputs for which the loss has gradients."""
         if mode != "train":
             return []
         return self.outputs(mode, targets).gradients
 
     def _found_coupling_line(self) -> str:
-        """Returns the line of the training loss that needs the outputs of all rows, or ""."""
+        """Returns the line of code in the loss that needs the outputs of all rows, or ""."""
         losses = [p.loss for (mode, _), p in self._outputs.items() if mode == "train"]
         return next(
             (loss.coupling_line for loss in losses if loss is not None and loss.coupling_line), ""
@@ -354,13 +376,13 @@ class Engine:
 
     @functools.cached_property
     def _differentiable(self) -> frozenset[Key]:
-        """The values between stages that depend on trainable variables."""
+        """The keys of the values that pass between stages and depend on trainable variables."""
         between = {key for edge in self._partition.edges for key in edge.differentiable}
         return self._trained & between
 
     @functools.cached_property
     def _trained(self) -> frozenset[Key]:
-        """The floating-point values that depend on trainable variables."""
+        """The keys of the floating-point values that depend on trainable variables."""
         found: set[Key] = set()
         for stage in self._partition.stages:
             for call in stage.calls:
@@ -372,7 +394,7 @@ class Engine:
 
 
 def _transfer_of(values: Sequence[Any]) -> Transfer:
-    """Makes a transfer from its attributes, as decoded from JSON."""
+    """Makes a transfer from the list of its attributes that was decoded from JSON."""
     kind, operation, size, shape, *rest = values
     return Transfer(kind, operation, size, tuple(shape), *rest)
 
@@ -380,14 +402,16 @@ def _transfer_of(values: Sequence[Any]) -> Transfer:
 def agree_on_program(
     engine: Engine, group: Group, rows: int, *args: Any, **kwargs: Any
 ) -> MicrobatchExecutor:
-    """Builds this rank's program; collective over all ranks of the job.
+    """Builds this rank's program of a step; all ranks of the job must call it together.
+
+    The ranks exchange reports on their programs, and build them again if the reports require it.
 
     Args:
         engine: this rank's engine.
         group: the group of all ranks.
         rows: the number of rows of the batch.
-        *args: arguments of `Engine.program`.
-        **kwargs: keyword arguments of `Engine.program`.
+        *args: the positional arguments of `Engine.program`.
+        **kwargs: the keyword arguments of `Engine.program`.
 
     Raises:
         PeerLostError: another rank could not build its program.
@@ -404,11 +428,14 @@ def agree_on_program(
 
 
 def agree_on_update(group: Group, trace: Callable[[], bool]) -> bool:
-    """Returns whether all ranks can defer a step's update; collective over all ranks of the job.
+    """Returns whether all ranks can defer the update to the end of the step.
+
+    All ranks of the job must call this function together.
 
     Args:
         group: the group of all ranks.
-        trace: traces the step on this rank; returns whether this rank can defer its update.
+        trace: a function that traces the step on this rank, and returns whether this rank can
+            defer its update.
 
     Raises:
         PeerLostError: another rank could not trace its step.
@@ -417,12 +444,25 @@ def agree_on_update(group: Group, trace: Callable[[], bool]) -> bool:
 
 
 def _share(group: Group, topic: str, build: Callable[[], dict[str, Any]]) -> list[dict[str, Any]]:
-    """Calls `build` on each rank and returns the reports of all ranks; raises any rank's error."""
+    """Calls `build` on each rank, and shares the reports that it returns.
+
+    Args:
+        group: the group of all ranks, which must call this function together.
+        topic: the name of the exchange.
+        build: a function that returns this rank's report.
+
+    Returns:
+        The reports of all ranks.
+
+    Raises:
+        PeerLostError: `build` has failed on another rank. If it fails on this rank, its own error
+            is raised.
+    """
     error = None
     try:
         report = build()
     except Exception as problem:
-        # Send the error before raising it, as the other ranks wait for this one.
+        # Send the error before raising it, since the other ranks wait for this rank's report.
         error, report = problem, {"error": f"{problem}"}
     reports = [json.loads(text) for text in group.exchange(topic, json.dumps(report))]
     if error is not None:

@@ -1,8 +1,8 @@
-"""Gets the next batch of a pipeline: the same rows on all its ranks, or an error on all.
+"""Gets the next batch, and checks that all ranks of a pipeline use the same rows.
 
-Only some ranks read the dataset: the ranks that use the model's inputs, and the rank with the last
-stage, which uses the targets. They send the others the number of rows and a hash of the targets'
-specs.
+If the batches of the ranks differ, all ranks raise an error. In general, only some ranks read the
+dataset: the ranks that use the model's inputs, and the rank that holds the last stage and uses the
+targets. They tell the other ranks the number of rows and a hash of the specs of the targets.
 """
 
 import contextlib
@@ -30,11 +30,14 @@ class Batch:
     """This replica's part of a global batch.
 
     Attributes:
-        x: the inputs; None on a rank that does not read.
-        targets: targets and sample weights; None on a rank that does not read.
-        rows: the number of rows of each replica, an int32 tensor.
-        spec_hash: a hash of the specs of targets and sample weights, identical on all ranks.
-        asked: the ranks' requests for the end of the step; see `keras.fit.step_exchange`.
+        x: the inputs; None on a rank that does not read the dataset.
+        targets: the pair of targets and sample weights. Both are None on a rank that does not read
+            the dataset.
+        rows: an int32 tensor with the number of rows of each replica.
+        spec_hash: a hash of the specs of the targets and sample weights of all replicas. It has the
+            same value on all ranks.
+        asked: the requests that any rank has made for the end of this step, such as a request to
+            save and exit; see `keras.fit.step_exchange`.
     """
 
     x: Any
@@ -45,14 +48,13 @@ class Batch:
 
 
 class State(NamedTuple):
-    """A rank's state between steps.
+    """Numbers with which ranks check, before a step, that their states are equal.
 
     Attributes:
-        shared: a number derived from the part of the state that must be equal on all ranks.
-        of_stages: a number derived from the part of the state that must be equal on ranks with the
-            same stages.
-        check: compares the whole state, and raises an error that names a difference; collective
-            over all ranks.
+        shared: a hash of the state that must be equal on all ranks.
+        of_stages: a hash of the state that must be equal on all ranks with the same stages.
+        check: a function that compares the complete states of all ranks, and raises an error that
+            names the first difference. All ranks must call it together.
     """
 
     shared: int
@@ -67,21 +69,21 @@ def next_batch(
     check: Callable[[Any], None],
     state: State,
 ) -> Batch:
-    """Returns the next batch; collective over all ranks of the job.
+    """Returns the next batch; all ranks of the job must call it together.
 
     Args:
         strategy: the pipeline's strategy.
-        iterator: yields batches.
-        reads: whether this rank needs the values; otherwise it does not advance the iterator.
-        check: raises an error for invalid inputs.
-        state: this rank's state, to compare.
+        iterator: yields global batches.
+        reads: whether this rank reads the batch. If not, the rank does not advance the iterator.
+        check: a function of the model's inputs that raises an error if they are invalid.
+        state: this rank's state, which is compared with the states of the other ranks.
 
     Raises:
-        StopIteration: the data is exhausted on all ranks.
-        ProgramMismatchError: the ranks of a pipeline have different rows, or another rank has
-            rejected its batch.
-        ReplicaMismatchError: the ranks have different states.
-        AllRanksFailed: this rank rejects its batch; the other ranks raise an error as well.
+        StopIteration: the dataset is exhausted on all ranks.
+        ProgramMismatchError: the ranks of a pipeline have read different batches, or another rank
+            has rejected its batch.
+        ReplicaMismatchError: ranks have different states that should be equal.
+        AllRanksFailed: this rank has rejected its batch, so the other ranks also raise an error.
     """
     if not reads:
         received(wait_for(lambda: None))
@@ -100,19 +102,19 @@ def next_batch(
 def agree_on_batch(
     strategy: HybridStrategy, data: Any, check: Callable[[Any], None], state: State
 ) -> Batch:
-    """Returns this replica's part of a batch; collective over all ranks of the job.
+    """Returns this replica's part of a batch; all ranks of the job must call it together.
 
     Args:
         strategy: the pipeline's strategy.
         data: the global batch.
-        check: raises an error for invalid inputs.
-        state: this rank's state, to compare.
+        check: a function of the model's inputs that raises an error if they are invalid.
+        state: this rank's state, which is compared with the states of the other ranks.
 
     Raises:
-        ProgramMismatchError: the ranks of a pipeline have different rows, or another rank has
+        ProgramMismatchError: the ranks of a pipeline have different batches, or another rank has
             rejected its batch.
-        ReplicaMismatchError: the ranks have different states.
-        AllRanksFailed: this rank rejects its batch; the other ranks raise an error as well.
+        ReplicaMismatchError: ranks have different states that should be equal.
+        AllRanksFailed: this rank has rejected its batch, so the other ranks also raise an error.
     """
     try:
         x, targets, rows = _local_batch(strategy, data)
@@ -122,14 +124,14 @@ def agree_on_batch(
             _agree(strategy, _Description(_FAILED), state)
         raise AllRanksFailed(error) from error
     spec_hash = zlib.crc32(repr(keras.tree.map_structure(spec_of, targets)).encode())
-    # A single rank has no other rank to compare with.
+    # The only rank of a pipeline need not hash its targets, since it cannot compare the hash.
     value_hash = _hash_values(targets) if strategy.pipeline_size > 1 else 0
     return Batch(x, targets, *_agree(strategy, _Description(rows, spec_hash, value_hash), state))
 
 
 def _local_batch(strategy: HybridStrategy, data: Any) -> tuple[Any, tuple[Any, Any], int]:
-    """Returns this replica's inputs, its targets with sample weights, and its number of rows."""
-    # A list, as generators may yield, is treated as a tuple.
+    """Returns this replica's part of a batch: `x`, `(y, sample_weight)` and the number of rows."""
+    # A generator may yield a list instead of a tuple, which means the same.
     data = shard_batch(strategy, tuple(data) if isinstance(data, list) else data)
     data = keras.tree.map_structure(lambda v: strategy.experimental_local_results(v)[0], data)
     data = without_none_components(data)
@@ -152,27 +154,28 @@ def _local_batch(strategy: HybridStrategy, data: Any) -> tuple[Any, tuple[Any, A
 
 
 def spec_of(leaf: Any) -> tf.TensorSpec | None:
-    """Returns the spec of a tensor, for any number of rows."""
+    """Returns the spec of a tensor, which leaves the number of rows open."""
     return None if leaf is None else tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
 
 
-# Codes sent instead of the number of rows.
+# Codes that a rank sends instead of the number of rows: the dataset is exhausted, the rank does not
+# read the dataset, or the rank has rejected its batch.
 _END = -1
 _NOT_READ = -2
 _FAILED = -3
 
-# For larger targets, only a sample of the rows is compared.
+# If the targets have more bytes, only some of their rows are compared.
 _COMPARED_BYTES = 2**20
 
 
 @dataclass(frozen=True)
 class _Description:
-    """A rank's description of its batch.
+    """A short description of a rank's batch, which ranks exchange to compare their batches.
 
     Attributes:
-        rows: the number of rows, or one of the codes above.
-        spec_hash: a hash of the specs of targets and sample weights.
-        value_hash: a hash of the values of targets and sample weights.
+        rows: the number of rows, or one of the codes `_END`, `_NOT_READ` and `_FAILED`.
+        spec_hash: a hash of the specs of the targets and sample weights.
+        value_hash: a hash of the values of the targets and sample weights.
     """
 
     rows: int
@@ -183,7 +186,22 @@ class _Description:
 def _agree(
     strategy: HybridStrategy, mine: _Description, state: State
 ) -> tuple[tf.Tensor, int, Request]:
-    """Returns each replica's number of rows, a hash of all targets' specs, and the requests."""
+    """Exchanges descriptions of batches, hashes of states, and requests among all ranks.
+
+    Args:
+        strategy: the pipeline's strategy.
+        mine: the description of this rank's batch.
+        state: this rank's state.
+
+    Returns:
+        The number of rows of each replica, a hash of the specs of the targets of all replicas, and
+        the requests of all ranks; see `Batch`.
+
+    Raises:
+        ProgramMismatchError: the ranks of a pipeline have different batches, or another rank has
+            rejected its batch.
+        ReplicaMismatchError: ranks have different states that should be equal.
+    """
     extended = pipeline_extended_of(strategy)
     group, mesh = extended.group, extended.mesh
     if group.topology.size == 1:
@@ -219,7 +237,8 @@ def _agree(
                     "shuffle with a seed."
                 )
     rows = tf.constant([one.rows for one in found], tf.int32)
-    # One hash for all pipelines, as all ranks build their programs together.
+    # The hash covers all pipelines, since it decides whether a rank builds a new program, and all
+    # ranks must build new programs together.
     return rows, zlib.crc32(repr([one.spec_hash for one in found]).encode()), asked
 
 
@@ -236,13 +255,13 @@ def _difference(one: _Description, other: _Description) -> tuple[str, str]:
 
 
 def _hash_values(targets: Any) -> int:
-    """Hashes the values of targets and sample weights."""
+    """Returns a hash of the values of the targets and sample weights, or of a sample of them."""
     total = 0
     for leaf in keras.tree.flatten(targets):
         if leaf is not None:
             values = leaf.numpy()
             values = values[:: values.nbytes // _COMPARED_BYTES + 1] if values.ndim else values
-            # String arrays have dtype object.
+            # Arrays of strings have the dtype `object`, so their bytes are only pointers.
             words = repr(values.tolist()).encode() if values.dtype.hasobject else values.tobytes()
             total = zlib.crc32(words, total)
     return total

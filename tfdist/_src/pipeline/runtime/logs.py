@@ -1,4 +1,4 @@
-"""Logs, transfers and recorded times of a pipeline's step."""
+"""Computes the logs, the list of transfers and the timeline of a pipeline's step."""
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -27,13 +27,15 @@ def between_stages(
     backward: Collection[Key],
     rows: int,
 ) -> Iterator[Transfer]:
-    """Yields the values that stages on different workers exchange, over all microbatches.
+    """Yields the transfers between stages on different workers in a training step.
+
+    Each transfer covers all microbatches of a batch.
 
     Args:
-        partition: the model's partition.
-        value_specs: the specs of the values between stages.
-        strategy: the strategy, which places the stages.
-        backward: the values whose gradients are sent back.
+        partition: the model's partition into stages.
+        value_specs: the specs of the values that pass between stages.
+        strategy: the strategy, which assigns the stages to ranks.
+        backward: the keys of the values for which gradients are sent back.
         rows: the number of rows of the batch.
     """
     names = _names(partition)
@@ -57,12 +59,15 @@ def between_stages(
 def gradients(
     partition: Partition, strategy: HybridStrategy, sparse: Collection[str]
 ) -> Iterator[Transfer]:
-    """Yields the gradients that workers sum, over pipelines or between a pipeline's stages.
+    """Yields the transfers of the gradients that workers sum in a training step.
+
+    Workers sum the gradients of a variable that several stages of a pipeline share. If there are
+    several pipelines, workers also sum the gradients of all variables over the pipelines.
 
     Args:
-        partition: the model's partition.
+        partition: the model's partition into stages.
         strategy: the strategy.
-        sparse: the paths of the variables whose gradients are sparse.
+        sparse: the paths of the variables with sparse gradients.
     """
     for shared in partition.shared:
         ranks = {strategy.pipeline_rank_of(stage) for stage in shared.stages}
@@ -82,7 +87,7 @@ def gradients(
 def _gradient(variable: Any, whose: str, sparse: Collection[str]) -> Transfer:
     dtype, where = tf.as_dtype(variable.dtype), f"{variable.path} ({whose})"
     shape = tuple(variable.shape)
-    if variable.path in sparse:  # One row per lookup in the batch.
+    if variable.path in sparse:  # The gradient has one row for each lookup in the batch.
         shape = (None, *shape[1:])
         return _transfer("gather", "gradient", shape, dtype, where, SPARSE_GRADIENT)
     return _transfer("reduce", "gradient", shape, dtype, where)
@@ -103,7 +108,7 @@ def _transfer(
 
 
 def _names(partition: Partition) -> dict[Key, str]:
-    """Returns, for each value of a model, the name of the layer or input that produces it."""
+    """Returns the name of the layer call or model input that produces each value, by key."""
     graph = partition.graph
     names = {key: t.name for key, t in zip(graph.inputs, graph.model.inputs, strict=True)}
     for stage in partition.stages:
@@ -113,12 +118,12 @@ def _names(partition: Partition) -> dict[Key, str]:
 
 
 class Recorded(NamedTuple):
-    """The record of a step on a rank.
+    """The times recorded in a step on a rank.
 
     Attributes:
         microbatches: the number of microbatches.
-        times: start and end of each of the rank's actions, in order, in seconds of Unix time:
-            `[actions, 2]`, float64.
+        times: a float64 array of shape `[actions, 2]` with the start and end of each of the rank's
+            actions, in seconds of Unix time.
     """
 
     microbatches: int
@@ -126,18 +131,20 @@ class Recorded(NamedTuple):
 
 
 def actions_of(strategy: HybridStrategy, recorded: Recorded) -> list[tuple[str, float, float]]:
-    """Returns the actions of this rank: name, start and end, in seconds of Unix time."""
+    """Returns this rank's actions as tuples `(name, start, end)`, in seconds of Unix time."""
     actions = strategy.schedule_for(recorded.microbatches).actions[strategy.pipeline_rank]
     spans = recorded.times.tolist()
     return [(str(action), *span) for action, span in zip(actions, spans, strict=False)]
 
 
 def gather_timeline(strategy: HybridStrategy, recorded: Recorded) -> Timeline:
-    """Gathers the timeline of this rank's pipeline; collective over all ranks of the job.
+    """Gathers the timeline of this rank's pipeline; all ranks of the job must call it together.
+
+    The result is correct only if the clocks of the ranks are synchronized.
 
     Args:
         strategy: the pipeline's strategy.
-        recorded: this rank's record; the ranks' clocks must agree.
+        recorded: the times recorded on this rank.
     """
     extended = pipeline_extended_of(strategy)
     group, mesh = extended.group, extended.mesh
@@ -159,10 +166,10 @@ def gather_timeline(strategy: HybridStrategy, recorded: Recorded) -> Timeline:
 
 @dataclass(frozen=True)
 class LayerResult:
-    """A result of a layer's metric.
+    """Describes a result of a metric that belongs to a layer.
 
     Attributes:
-        rank: the pipeline rank that holds the layer.
+        rank: the first pipeline rank that holds the layer.
         shape: the shape of the result.
     """
 
@@ -171,7 +178,11 @@ class LayerResult:
 
 
 def collect_layer_results(partition: Partition, strategy: HybridStrategy) -> dict[str, LayerResult]:
-    """Collects the results of all layers' metrics by name; collective over all ranks of the job."""
+    """Describes the results of the metrics of all layers; all ranks of the job call it together.
+
+    Returns:
+        The ranks and shapes of the results, by their names in the logs.
+    """
     mine = [partition.stages[index] for index in strategy.stages_of(strategy.pipeline_rank)]
     shapes: dict[str, list[int]] = {}
     for layer in (layer for stage in mine for layer in stage.layers):
@@ -192,20 +203,21 @@ def collect_layer_results(partition: Partition, strategy: HybridStrategy) -> dic
 def mean_loss(
     strategy: HybridStrategy, outcome: Outcome, rows: tf.Tensor, total: tf.Tensor
 ) -> tf.Tensor:
-    """Returns this replica's loss, on all ranks of its pipeline.
+    """Returns the loss of this replica, on all ranks of its pipeline.
 
-    The mean over the replicas, weighted by their rows, is the loss of the batch.
+    The losses of the replicas are scaled so that their mean, weighted by the replicas' numbers of
+    rows, is the loss of the batch.
 
     Args:
         strategy: the pipeline's strategy.
-        outcome: the step on this rank.
+        outcome: the results of the step on this rank.
         rows: the number of rows of this replica.
         total: the number of rows of the batch.
     """
     weight = tf.math.divide_no_nan(tf.cast(total, tf.float32), tf.cast(rows, tf.float32))
     loss = tf.where(rows > 0, tf.add_n([tf.zeros([]), *outcome.losses]) * weight, 0.0)
-    # Otherwise, a rank without losses would begin the sum at the start of the step, and appear to
-    # wait for the other ranks throughout the step.
+    # The sum starts after all actions. Otherwise, a rank that computes no losses would start the
+    # sum at the beginning of the step, and would seem to wait for the other ranks all the time.
     with tf.control_dependencies(outcome.last):
         sum_: tf.Tensor = strategy.pipeline_communicator.all_reduce([loss])[0]
     return sum_
@@ -214,16 +226,21 @@ def mean_loss(
 def sum_over_pipelines(
     model: keras.Model, statistics: Sequence[Any], rows: tf.Tensor, total: tf.Tensor
 ) -> tuple[dict[str, Any], list[tf.Tensor]]:
-    """Sums metrics over the pipelines, and averages moving statistics by rows.
+    """Combines the metrics and the moving statistics of all pipelines.
+
+    The variables of metrics are combined according to their `aggregation`, which is usually a sum.
+    Moving statistics, such as the moving mean of a batch normalization, are replaced with their
+    mean over the pipelines. In this mean, each pipeline is weighted by its number of rows.
 
     Args:
         model: the model with the metrics.
-        statistics: the variables that this pipeline assigned from its own rows.
+        statistics: the moving statistics that this pipeline has updated from its own rows.
         rows: the number of rows of this pipeline.
         total: the number of rows of the batch.
 
     Returns:
-        The results of the metrics, and the totals of `metric_variables(model)`.
+        The results of the metrics for all pipelines, and the combined values of
+        `metric_variables(model)`.
     """
     extended = extended_of(model.distribute_strategy)
     share = tf.math.divide_no_nan(tf.cast(rows, tf.float32), tf.cast(total, tf.float32))
@@ -255,19 +272,19 @@ def share_logs(
     results: Mapping[str, Any],
     layer_results: Mapping[str, LayerResult],
 ) -> dict[str, Any]:
-    """Shares results within a pipeline.
+    """Shares the results of metrics among the ranks of a pipeline.
 
-    The rank that holds a layer sends the results of the layer's metrics. The rank that holds the
-    last stage sends all other results.
+    The results of a layer's metrics are sent by the rank that holds the layer. All other results
+    are sent by the rank that holds the last stage.
 
     Args:
         strategy: the pipeline's strategy.
-        results: this rank's results.
-        layer_results: as returned by `collect_layer_results`.
+        results: the results on this rank, by name.
+        layer_results: the results of `collect_layer_results`.
     """
     pipeline_rank = strategy.pipeline_rank
     holds_last = strategy.pipeline_rank_of(strategy.stages - 1) == pipeline_rank
-    # A metric may have several results, of any shapes.
+    # The result of a metric may be a nested structure of tensors, of any shapes.
     model_results = {name: result for name, result in results.items() if name not in layer_results}
     values = [
         tf.cast(value, tf.float64) if holds_last else tf.zeros(value.shape, tf.float64)

@@ -1,4 +1,4 @@
-"""Runs a rank's actions, sends and receives as operations of one graph."""
+"""Adds a rank's actions, sends and receives to one graph, which then runs as a step."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,16 +17,19 @@ from tfdist._src.pipeline.stages.value_specs import ValueSpecs
 
 @dataclass(frozen=True)
 class Feed:
-    """The inputs of a step, as functions of the microbatch.
+    """The inputs of a step.
+
+    `rows`, `inputs` and `position` are functions of the index of a microbatch.
 
     Attributes:
-        rows: the number of rows of the microbatch.
-        inputs: the model's inputs for the microbatch, by key.
-        position: the number of rows of the microbatch, the number of rows of the batch, and the
-            index of the microbatch's first row in the batch.
-        seed: the gradient with which the backward pass of the stages' own losses starts: the
-            loss scale.
-        outputs: collects the model's outputs on the rank with the last stage; None elsewhere.
+        rows: returns the number of rows of the microbatch.
+        inputs: returns the model's inputs for the microbatch, by key.
+        position: returns the number of rows of the microbatch, the number of rows of the batch,
+            and the index of the microbatch's first row in the batch.
+        seed: the loss scale. The backward pass starts with this gradient for the losses that the
+            layers of a stage add.
+        outputs: an object that collects the model's outputs on the rank that holds the last stage;
+            None on other ranks.
     """
 
     rows: Callable[[int], tf.Tensor]
@@ -36,7 +39,7 @@ class Feed:
     outputs: Outputs | None = None
 
 
-# An action with its start and end times in seconds, as tensors.
+# An action, and tensors with its start and end time in seconds.
 Times = tuple[Action, tf.Tensor, tf.Tensor]
 
 
@@ -45,9 +48,11 @@ class Outcome:
     """The results of a step on a rank.
 
     Attributes:
-        losses: the contributions of the stages' layers to the loss of the batch.
-        times: each action's start and end, if recorded.
-        last: tensors that are available once all actions have run.
+        losses: this rank's contributions to the loss of the batch. On the rank that holds the last
+            stage, they include the loss passed to `compile`.
+        times: the start and end of each action; empty if the times are not recorded.
+        last: tensors that become available when all actions have run. Other operations can wait
+            for them.
         sends: the send operations.
     """
 
@@ -58,7 +63,7 @@ class Outcome:
 
     @property
     def spans(self) -> tf.Tensor:
-        """The start and end of each action, if recorded; a tensor of two columns."""
+        """A tensor with one row for each recorded action, and columns for its start and end."""
         spans = [tf.stack([start, end]) for _, start, end in self.times]
         return tf.stack(spans) if spans else tf.zeros([0, 2], tf.float64)
 
@@ -67,13 +72,13 @@ class MicrobatchExecutor:
     """Executes a rank's part of a schedule.
 
     Args:
-        rank: the pipeline rank.
-        steps: this rank's steps, as returned by `plan.lowering.lower`.
-        stages: this rank's stages, by number.
-        partition: the model's partition.
+        rank: this process's pipeline rank.
+        steps: the steps that `plan.lowering.lower` returns for this rank.
+        stages: the functions of this rank's stages, by the index of the stage.
+        partition: the model's partition into stages.
         value_specs: the specs of the values that pass between stages.
-        differentiable: the keys of the values that have a gradient.
-        channels: this rank's channels, by (sender, receiver) pipeline ranks.
+        differentiable: the keys of the values for which gradients are sent back.
+        channels: this rank's channels, by pairs `(sender, receiver)` of pipeline ranks.
         timed: whether to record when each action runs.
     """
 
@@ -100,7 +105,7 @@ class MicrobatchExecutor:
         self.timed = timed
 
     def run(self, feed: Feed) -> Outcome:
-        """Adds one step to the graph that is being traced."""
+        """Adds the operations of one step to the graph that is being traced."""
         run = _Run(self, feed)
         for step in self.steps:
             run.add(step)
@@ -108,16 +113,16 @@ class MicrobatchExecutor:
         return run.outcome
 
     def edges_into(self, stage: int) -> list[Edge]:
-        """Returns the edges to a stage."""
+        """Returns the edges over which a stage receives values."""
         return [edge for edge in self.edges.values() if edge.target == stage]
 
     def gradients_of(self, edge: Edge) -> list[int]:
-        """Returns the keys of an edge's values whose gradients are sent back over it."""
+        """Returns the keys of the values for which gradients are sent back over an edge."""
         return [key for key in edge.keys if key in self.differentiable]
 
 
 class _Run:
-    """The tensors of one step while its operations are added to the graph."""
+    """Adds the operations of one step to the graph, and keeps the tensors that later steps need."""
 
     def __init__(self, program: MicrobatchExecutor, feed: Feed) -> None:
         self.outcome = Outcome()
@@ -125,20 +130,20 @@ class _Run:
         self._feed = feed
         forward = [s for s in program.steps if isinstance(s, Action) and s.kind is Kind.FORWARD]
         self._last_forward = {action.stage: action for action in forward}
-        # Control inputs: of the next action or receive, and of the next send.
+        # The next action or receive waits for `last`, and the next send waits for `_ready`.
         self.last: list[tf.Tensor] = []
         self._ready: list[tf.Tensor] = []
-        # Tensors from other ranks, by edge and microbatch.
+        # Tensors received from other ranks, by the stages of the edge and the microbatch.
         self._received_values: dict[tuple[int, int, int], Tensors] = {}
         self._received_gradients: dict[tuple[int, int, int], Tensors] = {}
-        # Results of the passes that ran on this rank, by stage and microbatch.
+        # The results of the passes on this rank, by stage and microbatch.
         self._forward_results: dict[tuple[int, int], ForwardResult] = {}
         self._input_gradients: dict[tuple[int, int], Tensors] = {}
         self._saved: dict[tuple[int, int], dict[str, tf.Tensor]] = {}
 
     def add(self, step: Step) -> None:
-        # Sends start as soon as their tensors are available; receives wait for the preceding
-        # computation, so that their memory is not allocated too early.
+        # A send starts as soon as its tensors are available. A receive waits for the preceding
+        # action, since it would otherwise allocate the memory for its tensors too early.
         with tf.control_dependencies(self._ready if isinstance(step, Send) else self.last):
             if isinstance(step, Send):
                 self._send(step)
@@ -148,7 +153,7 @@ class _Run:
                 self._compute(step)
 
     def finish(self) -> None:
-        """Adds the operations that follow all actions."""
+        """Adds the operations that run after all actions."""
         if self._feed.outputs is not None:
             with tf.control_dependencies(self.last):
                 self._feed.outputs.finish()
@@ -156,7 +161,7 @@ class _Run:
         self.outcome.last = self.last
 
     def _ends_with(self, action: Action) -> bool:
-        """Whether an action's stage is the last of the model."""
+        """Whether an action belongs to the last stage of the model."""
         return action.stage == len(self._program.partition.stages) - 1
 
     def _compute(self, action: Action) -> None:
@@ -216,7 +221,7 @@ class _Run:
             self._input_gradients[action.stage, microbatch] = given
             self._saved[action.stage, microbatch] = kept
             if action.kind is Kind.BACKWARD:
-                if stage.split:  # Sends wait only for the first part.
+                if stage.split:  # The next send need not wait for the second part.
                     self._ready = self.last
                 with tf.control_dependencies(self.last):
                     self._add_gradients(action)
@@ -228,7 +233,10 @@ class _Run:
 
     @contextlib.contextmanager
     def _timing(self, action: Action, inputs: Sequence[tf.Tensor]) -> Iterator[None]:
-        """Times the operations added in this context, starting when the inputs are available."""
+        """Records the time of the operations that are added in this context, if times are recorded.
+
+        The time starts when all inputs are available.
+        """
         if not self._program.timed:
             yield
             return
@@ -238,7 +246,7 @@ class _Run:
             yield
         with tf.control_dependencies([start, *self.last]):
             end = tf.timestamp()
-        self.last = [end]  # The next action starts after this.
+        self.last = [end]  # The next action starts after the end time has been recorded.
         self.outcome.times.append((action, start, end))
 
     def _send(self, step: Send) -> None:

@@ -1,13 +1,15 @@
-"""The masks, loss and metrics of a pipeline's model, computed from its outputs and targets.
+"""Computes the loss and the metrics of a pipeline's model from its outputs, masks and targets.
 
-A masked loss is divided by the number of unmasked entries in the batch, so the first microbatch
-needs the masks of the last. Usually, a few of the model's operations compute the masks from the
-inputs. The full model is traced to extract these operations.
+The loss and the metrics have the same values as if the whole batch were processed together. If a
+computation treats each row independently, it runs separately for each microbatch. A loss may also
+need the outputs of all rows, such as the square root of a mean. Then it is computed after the
+forward pass of the last microbatch, and all forward passes precede all backward passes. Metrics
+that need the outputs of all rows are computed at the end of the step.
 
-Loss and metrics equal the results for the whole batch. Computations that treat rows independently
-run for each microbatch. A loss that needs the outputs of all rows, such as the root of a mean,
-waits for the last microbatch; then all forward passes precede the backward passes. Metrics that
-need all rows are computed at the end of the step.
+If the outputs have masks, the loss is divided by the number of unmasked entries in the batch. So
+the loss of the first microbatch depends on the masks of all other microbatches. In most models,
+these masks can be computed from the model's inputs by a few of the model's operations, before the
+stages run. To find these operations, the full model is traced.
 """
 
 import functools
@@ -34,14 +36,15 @@ from tfdist._src.strategy.step import GlobalStep
 
 
 class OutputMasks:
-    """The masks of a model's outputs, from its inputs.
+    """Computes the masks of a model's outputs from the model's inputs.
 
     Args:
-        partition: the model's partition.
+        partition: the model's partition into stages.
         value_specs: the specs of the model's values.
 
     Attributes:
-        are_known: whether the masks depend on the inputs only, not on the model's variables.
+        are_known: whether the masks can be computed from the inputs alone, without the values of
+            the model's variables.
     """
 
     def __init__(self, partition: Partition, value_specs: ValueSpecs) -> None:
@@ -79,10 +82,10 @@ class OutputMasks:
         self._run = make_function(traced, part, "masks", {})
 
     def __call__(self, inputs: Sequence[Any]) -> list[tf.Tensor]:
-        """Computes the masks of all distinct outputs that have a mask.
+        """Computes the masks of all outputs that have a mask, without duplicates.
 
         Args:
-            inputs: the model's inputs for this replica's rows, flat.
+            inputs: the model's inputs for this replica's rows, as a flat list.
         """
         if not self._order:
             return []
@@ -92,7 +95,7 @@ class OutputMasks:
 
 
 class _PlaceholderScope(keras.StatelessScope):  # type: ignore[misc]
-    """Substitutes a placeholder for the value of every variable."""
+    """Replaces the value of every variable with a placeholder."""
 
     def __init__(self) -> None:
         super().__init__(initialize_variables=False)
@@ -106,26 +109,35 @@ class _PlaceholderScope(keras.StatelessScope):  # type: ignore[misc]
 
 
 class _CallOutputs:
-    """Records the outputs of a model's calls, and recognizes operations that use their shapes.
+    """Records the outputs of a model's calls, and finds operations that use only their shapes.
 
-    A mask may need the shape of a value that depends on variables, but not its contents.
+    A mask may depend on the shape of such an output, but not on its values. Then the mask can be
+    computed without the model's variables, even if the output depends on variables.
     """
 
     def __init__(self) -> None:
         self._keys: dict[str, Key] = {}
 
     def record(self, call: Call, made: dict[Key, Any]) -> dict[Key, Any]:
-        """Records the outputs of a call; returns a separate tensor for each of them."""
+        """Records the outputs of a call.
+
+        Args:
+            call: the call.
+            made: the call's outputs, by key.
+
+        Returns:
+            Copies of the outputs, so that no two outputs are the same tensor.
+        """
         copies = {key: copy(value) for key, value in made.items()}
         self._keys.update((value.name, key) for key, value in copies.items())
         return copies
 
     def is_shape(self, op: tf.Operation) -> bool:
-        """Whether an operation uses only the shape of a recorded value."""
+        """Whether an operation uses a recorded output, and only its shape."""
         return op.type in _SHAPE_OPS and self._find(op) is not None
 
     def key_of(self, op: tf.Operation) -> Key:
-        """Returns the value whose shape an operation uses."""
+        """Returns the key of the recorded output from which an operation uses the shape."""
         key = self._find(op)
         assert key is not None
         return key
@@ -137,7 +149,8 @@ class _CallOutputs:
         return self._keys.get(tensor.name)
 
 
-# Operations that depend only on the shape of their input, as functions of shape and dtype.
+# Operations with a result that depends only on the shape of their input. For each of them, a
+# function computes the result from the input's shape and the result's dtype.
 _SHAPE_OPS: dict[str, Callable[[tf.Tensor, tf.DType], tf.Tensor]] = {
     "Shape": tf.cast,
     "OnesLike": tf.ones,
@@ -152,25 +165,27 @@ def _apply_to_shape(
 
 
 class OutputPrograms:
-    """The programs on a model's outputs, for targets with given specs.
+    """The programs that compute the loss and the metrics, for targets with given specs.
 
     Args:
-        partition: the model's partition.
+        partition: the model's partition into stages.
         value_specs: the specs of the model's values.
-        masks: computes the masks of the outputs.
-        targets: the specs of targets and sample weights, in their structure.
-        compute_loss: computes the loss from targets, predictions and sample weights; or None.
-        update_metrics: updates the metrics from the same arguments.
-        differentiable: the values that have a gradient; empty if nothing is trained.
-        layouts_of_variables: returns the layouts of variables, by the ids of their resources.
+        masks: an object that computes the masks of the outputs.
+        targets: the specs of the targets and sample weights, as a pair of nested structures.
+        compute_loss: a function that returns the loss, given targets, predictions and sample
+            weights. It returns None if the model has no compiled loss.
+        update_metrics: a function of the same arguments that updates the metrics.
+        differentiable: the keys of the values that may have a gradient; empty in evaluation.
+        layouts_of_variables: a function that returns the layouts of variables over the workers,
+            by the `id` of a variable's resource.
         jit: whether XLA compiles the programs.
 
     Attributes:
-        loss: the loss with its gradients; None if there is none.
-        metrics: the update of the metrics.
-        gradients: the outputs with a gradient.
-        masked: the outputs with a mask.
-        masks: computes the masks of the outputs.
+        loss: the program that computes the loss and its gradients; None if there is no loss.
+        metrics: the program that updates the metrics.
+        gradients: the keys of the outputs with a gradient.
+        masked: the keys of the outputs with a mask.
+        masks: an object that computes the masks of the outputs.
     """
 
     def __init__(
@@ -194,7 +209,9 @@ class OutputPrograms:
         self.gradients: list[Key] = []
         symbol = Symbol()
         layouts = {key: spec.value(symbol).layout for key, spec in self.value_specs.items()}
-        # For each output: the axis of its rows, and the number of elements per row.
+        # For each output, by key: the axis along which the rows are arranged, and the number of
+        # elements along this axis for each row of the batch. None if the output cannot be divided
+        # into rows.
         self.rows: dict[Key, tuple[int, int] | None] = {
             key: (at.axis, at.inner.value or 1) if at.kind == "rows" else None
             for key, at in layouts.items()
@@ -223,7 +240,8 @@ class OutputPrograms:
                     return []
                 has_loss[0] = True
                 scaled = value * tf.cast(scale, value.dtype)
-            # For an unreduced loss, Keras differentiates the sum and reports the mean.
+            # If the loss is not reduced to a scalar, Keras computes the gradients of its sum, but
+            # reports its mean.
             results = [(tf.reduce_mean(tf.cast(value, tf.float32)), ZEROED_SUM)]
             found = tape.gradient(scaled, [outputs[i] for i in wanted])
             for i, gradient in zip(wanted, found, strict=True):
@@ -263,19 +281,21 @@ class OutputPrograms:
 
 
 class Outputs:
-    """The outputs of a step's microbatches, on the rank with the last stage.
+    """The outputs of a step's microbatches, on the rank that holds the last stage.
 
     Args:
-        programs: the programs to run on them; None in prediction.
+        programs: the programs that compute the loss and the metrics from the outputs; None in
+            prediction.
         microbatches: the number of microbatches.
-        inputs: the model's inputs for this replica's rows, flat.
-        targets: the targets and sample weights of the same rows, in their structure.
-        share: the replica's rows.
-        communication: the communication between the replicas.
-        scale: the factor for the gradients.
+        inputs: the model's inputs for this replica's rows, as a flat list.
+        targets: the targets and sample weights for this replica's rows.
+        share: the rows of the batch that this replica computes with.
+        communication: performs the communication between the replicas.
+        scale: the loss scale, by which the loss is multiplied before its gradients are computed.
 
     Attributes:
-        values: each microbatch's outputs, for as long as they are needed.
+        values: the outputs of each microbatch, by the index of the microbatch. The outputs of a
+            microbatch are removed when they are no longer needed.
         losses: this rank's contributions to the loss.
     """
 
@@ -302,7 +322,8 @@ class Outputs:
         self._emitter = WorkerEmitter(share, communication)
         self._leaves = [leaf for leaf in keras.tree.flatten(targets) if leaf is not None]
         masks = programs.masks(inputs) if self._each or self._each_metrics else []
-        # These values depend on all rows, and every microbatch needs them.
+        # The programs of the microbatches share some values that depend on all rows, such as the
+        # number of unmasked entries. They are computed here, before the first microbatch.
         if self._each is not None:
             self._early_loss = self._each.compute_early(
                 self._emitter, masks, self._leaves, [self._scale]
@@ -314,21 +335,25 @@ class Outputs:
 
     @property
     def _each(self) -> OutputProgram | None:
-        """The loss, if each microbatch computes its part of it."""
+        """The program of the loss, if it runs separately for each microbatch; otherwise None."""
         loss = None if self._programs is None else self._programs.loss
         return None if loss is None or loss.coupling_line else loss
 
     @property
     def _each_metrics(self) -> OutputProgram | None:
-        """The metrics, if each microbatch updates them."""
+        """The program of the metrics, if it runs separately for each microbatch; otherwise None."""
         metrics = None if self._programs is None else self._programs.metrics
         return None if metrics is None or metrics.coupling_line else metrics
 
     def add(self, microbatch: int, values: Tensors) -> list[tf.Tensor]:
-        """Adds the outputs of a microbatch, and runs the programs that can run on them.
+        """Adds the outputs of a microbatch, and runs the programs that need no other microbatch.
+
+        Args:
+            microbatch: the index of the microbatch.
+            values: the model's outputs for the microbatch, by key.
 
         Returns:
-            Tensors that are available when these programs have run.
+            Tensors that become available when these programs have run.
         """
         self.values[microbatch] = values
         programs, done = self._programs, []
@@ -357,14 +382,14 @@ class Outputs:
         return done
 
     def gradients(self, microbatch: int) -> Tensors:
-        """Returns the gradients of a microbatch's outputs."""
+        """Returns the gradients of the loss with respect to a microbatch's outputs."""
         if self._programs is None or self._programs.loss is None:
             return {}
         self._compute_loss()
         return self._gradients[microbatch]
 
     def finish(self) -> None:
-        """Runs the remaining programs, after all microbatches."""
+        """Runs the programs that need the outputs of all microbatches."""
         self._compute_loss()
         programs = self._programs
         if programs is not None and programs.metrics.coupling_line:
@@ -403,7 +428,7 @@ class Outputs:
         return outputs, [get_keras_mask(values[key]) for key in self._programs.masked]
 
     def _of_all(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Returns the outputs and masks of all microbatches."""
+        """Returns the outputs and masks, each concatenated over all microbatches."""
         programs = self._programs
         assert programs is not None
         outputs = []

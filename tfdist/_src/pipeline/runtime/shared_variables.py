@@ -1,9 +1,13 @@
-"""Variables shared by stages on several ranks: each rank has a copy; all copies are bitwise equal.
+"""Keeps the copies of a shared variable equal on all ranks of a pipeline that use the variable.
 
-Gradients are summed over the copies within a pipeline, then over the pipelines. If two ranks each
-computed the sum over the pipelines, the two sums could differ in the last bits, depending on the
-order of the hosts; with compression, they could differ more. So only one of the ranks, the owner,
-computes this sum and broadcasts it.
+If stages on several ranks use the same variable, each of these ranks holds a copy of it. All copies
+must be bitwise equal.
+
+The gradients of the copies are first summed within each pipeline, then over the pipelines. If two
+ranks computed the sum over the pipelines separately, their results could differ in the last bits,
+since the order of the additions depends on the hosts. With compression, they could differ even
+more. So only one rank of each pipeline, the owner of the variable, takes part in the sum over the
+pipelines. It then broadcasts the result to the other ranks of its pipeline.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,14 +26,14 @@ from tfdist._src.strategy.reduction import all_gather_slices
 class SharedVariables:
     """Sums the gradients of shared variables over the ranks that hold a copy.
 
-    Construction is collective over all ranks of the job.
+    All ranks of the job must create this object together.
 
     Args:
-        partition: the model's partition.
-        strategy: the strategy, which places the stages.
+        partition: the model's partition into stages.
+        strategy: the strategy, which assigns the stages to ranks.
 
     Attributes:
-        has_copies: whether several ranks of a pipeline hold a copy of a variable.
+        has_copies: whether any variable has copies on several ranks of a pipeline.
     """
 
     def __init__(self, partition: Partition, strategy: HybridStrategy) -> None:
@@ -58,7 +62,8 @@ class SharedVariables:
             )
             if part is not None and replicas is not None:
                 for variable in (*trained, *states):
-                    # If the model was built beforehand, ranks may have different initial values.
+                    # Make the copies equal. They may differ if the model was not built by a
+                    # function, since each rank then drew its own initial values.
                     root = ranks.index(self._owners[id(variable)])
                     variable.assign(part.broadcast(tf.convert_to_tensor(variable), root))
                 if trained:
@@ -72,13 +77,15 @@ class SharedVariables:
         return self._owners.get(id(variable), self._pipeline_rank) == self._pipeline_rank
 
     def gradient_kinds(self, stages: Iterable[Any]) -> dict[str, str]:
-        """Returns "dense" or "sparse" for the shared variables with a gradient on this rank.
+        """Returns whether the gradients of shared variables are dense or sparse on this rank.
 
         Args:
             stages: the `StageFunctions` of this rank.
 
         Returns:
-            The kinds by the variable's index in `Partition.shared`, as a string for JSON.
+            "dense" or "sparse" for each shared variable that has a gradient on this rank. The keys
+            are the variables' indices in `Partition.shared`, as strings, since JSON requires
+            strings as keys.
         """
         stages = list(stages)
         dense = {id(v) for stage in stages for v in stage.dense_variables}
@@ -90,18 +97,28 @@ class SharedVariables:
         }
 
     def learn(self, kinds: Iterable[Mapping[str, str]]) -> None:
-        """Records each rank's `gradient_kinds`; a sum is dense if any rank's gradient is dense."""
+        """Records the kinds of gradients on all ranks.
+
+        The sum of a variable's gradients is dense if the gradient is dense on any rank.
+
+        Args:
+            kinds: for each rank, the result of `gradient_kinds`.
+        """
         for of_rank in kinds:
             for number, kind in of_rank.items():
                 key = id(self._shared[int(number)].variable)
                 self._kinds[key] = min(kind, self._kinds.get(key, kind))
 
     def sum_gradients(self, variables: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
-        """Returns the gradients, summed over the ranks of a pipeline for shared variables.
+        """Sums the gradients of shared variables over the ranks of a pipeline.
 
         Args:
-            variables: this rank's variables.
-            gradients: tensors, `tf.IndexedSlices` or None.
+            variables: the variables of this rank.
+            gradients: the gradients of `variables`. Each is a tensor, `tf.IndexedSlices` or None.
+
+        Returns:
+            The gradients in the same order. The gradients of variables without copies on other
+            ranks are unchanged.
         """
         result = list(gradients)
         index_of = {id(v): i for i, v in enumerate(variables)}
@@ -123,12 +140,16 @@ class SharedVariables:
         gradients: Sequence[Any],
         variables: Sequence[Any],
     ) -> list[Any]:
-        """Sums gradients over the pipelines; only the owner sums the gradient of a shared variable.
+        """Sums gradients over the pipelines.
+
+        Only the owner of a shared variable takes part in the sum of the variable's gradient. The
+        owner then broadcasts the result to the other ranks of its pipeline.
 
         Args:
-            add_up: sums gradients over the pipelines, given gradients and their variables.
-            gradients: the gradients to sum.
-            variables: this rank's variables.
+            add_up: a function of gradients and their variables that sums the gradients over the
+                pipelines.
+            gradients: the gradients of `variables`.
+            variables: the variables of this rank.
         """
         result = list(gradients)
         own = [i for i, v in enumerate(variables) if self.owns(v)]
@@ -145,9 +166,10 @@ class SharedVariables:
         return result
 
     def broadcast_from_owners(self) -> None:
-        """Broadcasts the owners' values to the other copies.
+        """Broadcasts the values of shared variables from their owners to the other copies.
 
-        Used with sharded optimizers, where each pipeline rank sums and updates independently.
+        This is needed with sharded optimizers. With them, the ranks that hold copies sum the
+        gradients over the pipelines and update their copies independently of each other.
         """
         for group in self._groups:
             for variable, root in zip(group.variables, group.roots, strict=True):
@@ -160,10 +182,11 @@ class SharedVariables:
             group.before = [tf.identity(v) for v in group.variables]
 
     def sum_state_changes(self) -> list[tf.Tensor]:
-        """Adds the changes of all copies of a non-trainable shared variable to each copy.
+        """Adds up the changes of all copies of each non-trainable shared variable in this step.
 
-        Seeds then have the same values as in a single process, and moving statistics have
-        approximately the same values.
+        Each copy is set to its value before the step plus the sum of the changes. So seeds have the
+        same values as in a single process, and moving statistics have approximately the same
+        values.
 
         Returns:
             The sums of the changes.
@@ -182,14 +205,14 @@ class SharedVariables:
 
 
 def _as_signed(value: Any) -> tf.Tensor:
-    # Seeds are unsigned, but a change may be negative.
+    # Seeds are unsigned integers, but the difference of two seeds may be negative.
     value = tf.convert_to_tensor(value)
     return value if value.dtype.is_floating else tf.cast(value, tf.int64)
 
 
 @dataclass(frozen=True)
 class _Gradients:
-    """Trainable variables held by the same ranks, with the owner of each."""
+    """Trainable shared variables with copies on the same ranks, and the owner of each variable."""
 
     communicator: Communicator
     variables: list[Any]
@@ -198,7 +221,7 @@ class _Gradients:
 
 @dataclass
 class _States:
-    """Non-trainable variables held by the same ranks."""
+    """Non-trainable shared variables with copies on the same ranks."""
 
     communicator: Communicator
     variables: list[Any]
@@ -206,7 +229,7 @@ class _States:
 
 
 def _broadcast_gradient(communicator: Communicator, gradient: Any, root: int) -> Any:
-    """Broadcasts one rank's gradient to all."""
+    """Broadcasts a dense or sparse gradient from the rank `root` to all ranks."""
     if not isinstance(gradient, tf.IndexedSlices):
         return communicator.broadcast(gradient, root)
     rows = tf.shape(gradient.values)[0] if communicator.rank == root else 0

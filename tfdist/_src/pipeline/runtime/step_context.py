@@ -1,4 +1,4 @@
-"""The context of a pipeline rank's step, and the update at its end."""
+"""The context in which a pipeline rank runs a step, and the optimizer's update in the step."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -17,31 +17,36 @@ from tfdist._src.xla import has_rows, or_zeros
 
 
 def loss_scale(optimizer: Any, strategy: HybridStrategy, engine: Engine) -> tf.Tensor:
-    """Returns the loss scale of this step, identical on all ranks; a float32 scalar.
+    """Returns the loss scale of this step as a float32 scalar.
 
-    Collective over the pipeline's ranks.
+    All ranks of a pipeline must call this function together, and they get the same value.
 
     Args:
         optimizer: this rank's optimizer.
         strategy: the pipeline's strategy.
-        engine: this rank's engine, which knows the ranks that train.
+        engine: this rank's engine.
     """
     scale = tf.cast(optimizer.scale_loss(tf.constant(1.0)), tf.float32)
     trains = engine.training_ranks
     if scales_losses(optimizer) and 0 < len(trains) < strategy.pipeline_size:
-        # The other ranks do not apply their optimizers, so their scales are stale.
+        # Only the ranks with trainable variables apply their optimizers, which update the loss
+        # scale. The other ranks would use outdated loss scales.
         communicator: Any = strategy.pipeline_communicator
         scale = communicator.broadcast(scale, trains[-1])
     return scale
 
 
 def participate_without_update(optimizer: Any, step: Step, overflowed: tf.Tensor) -> None:
-    """Counts a step on a rank that trains nothing, and joins the other ranks' collectives.
+    """Takes part in the update on a rank that has no trainable variables.
+
+    The rank counts the step, and joins the collectives with which the other ranks clip their
+    gradients by the global norm.
 
     Args:
-        optimizer: this rank's optimizer, which has no gradients.
+        optimizer: the optimizer of this rank, which has no gradients to apply.
         step: this rank's step.
-        overflowed: whether the other ranks' optimizers skip the step.
+        overflowed: whether gradients overflowed, so that the optimizers of the other ranks skip
+            the step.
     """
     inner = inner_optimizer(optimizer)
 
@@ -59,12 +64,12 @@ def participate_without_update(optimizer: Any, step: Step, overflowed: tf.Tensor
 
 
 class PipelineStep(Step):
-    """A step whose gradients are spread over all stages.
+    """A step in a pipeline, where each rank has only the gradients of its own stages.
 
     Args:
         rows: the number of rows of this replica, an int32 scalar.
         strategy: the pipeline's strategy.
-        engine: this rank's engine, which knows the variables that stages share.
+        engine: this rank's engine.
     """
 
     def __init__(
@@ -84,7 +89,8 @@ class PipelineStep(Step):
         results = list(values)
         if tf.get_static_value(self._rows):
             return results
-        # A pipeline without rows computes with another pipeline's rows, which must not count here.
+        # A pipeline without rows computes with a row of another pipeline. The gradients of this row
+        # must not be added to the sum, so they are replaced with zeros or empty slices.
         has = has_rows(self._rows)
         dense = []
         for i, value in enumerate(results):
@@ -114,8 +120,9 @@ class PipelineStep(Step):
         self._turns_at(variable).after(variable)
 
     def _turns_at(self, variable: Any) -> UpdateOrder:
-        # All gradients of a stage become available at once. If the update is late, the gradients of
-        # all stages are already available.
+        # The gradients of all variables of a stage become available together, so each stage has its
+        # own order of updates. If the update is deferred, the gradients of all stages are already
+        # available, so all stages share one order.
         late = self.late is not None
         return self._turns_of[None if late else self._engine.stage_of(variable)]
 
@@ -143,13 +150,16 @@ class PipelineStep(Step):
 
 
 def prepare_update(model: Any, strategy: HybridStrategy, engine: Engine, step: Step) -> LateUpdate:
-    """Performs the communication that precedes the optimizer; returns the rest of the update.
+    """Performs the communication that must precede the optimizer's update.
 
     Args:
         model: the PipelineModel.
-        strategy: its strategy.
-        engine: this rank's engine, with complete gradients.
+        strategy: the model's strategy.
+        engine: this rank's engine. Its `sums` must contain the gradients of all microbatches.
         step: the step.
+
+    Returns:
+        The remaining part of the update, which can be deferred to the end of the step.
     """
     optimizer = model.optimizer
     variables = model.trainable_variables
@@ -180,7 +190,7 @@ def prepare_update(model: Any, strategy: HybridStrategy, engine: Engine, step: S
     return LateUpdate(
         apply,
         optimizer,
-        gradients=(),  # The step has already waited for the gradients.
+        gradients=(),  # The update need not wait for them, since the step has already done so.
         operations=len(tf.compat.v1.get_default_graph().get_operations()),
         communicated=list(changes),
     )

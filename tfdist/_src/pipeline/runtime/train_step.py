@@ -1,4 +1,4 @@
-"""Training, evaluation and prediction steps on a pipeline, from batch to logs."""
+"""Runs training, evaluation and prediction steps, from reading a batch to returning the logs."""
 
 import contextlib
 import dataclasses
@@ -43,11 +43,12 @@ class StepRunner:
 
     Args:
         model: the PipelineModel.
-        engine: builds its programs.
+        engine: the engine that builds the model's programs.
         strategy: the model's strategy.
 
     Attributes:
-        generation: the generation of the group that runs the steps.
+        generation: the generation of the group for which this object was made. When workers join
+            or leave, the group gets a new generation, and a new `StepRunner` is needed.
         logs: the logs of the last step.
     """
 
@@ -69,13 +70,13 @@ class StepRunner:
 
         Args:
             mode: `"train"` or `"test"`.
-            iterator: yields batches.
+            iterator: yields global batches.
 
         Returns:
-            The logs, equal on all ranks.
+            The logs, which are equal on all ranks.
 
         Raises:
-            StopIteration: no batch is left.
+            StopIteration: the dataset is exhausted.
         """
         with propagating_errors(self._strategy):
             engine = self._engine
@@ -101,10 +102,10 @@ class StepRunner:
 
     @contextlib.contextmanager
     def timing(self) -> Iterator[Callable[[], Recorded]]:
-        """Makes steps record the times of their actions within this context.
+        """Records the times of the actions in every step inside this context.
 
         Yields:
-            A function that returns the record of the last step on this rank.
+            A function that returns the times recorded in the last step on this rank.
         """
         self._timed = True
         try:
@@ -113,11 +114,17 @@ class StepRunner:
             self._timed = False
 
     def forget(self, mode: str) -> None:
-        """Drops the functions of a mode, to rebuild them on next use; collective over all ranks."""
+        """Discards the functions of a mode, so that the next step builds new ones.
+
+        All ranks must call this method together, since they build the functions together.
+
+        Args:
+            mode: `"train"`, `"test"` or `"predict"`.
+        """
         self._functions = {key: f for key, f in self._functions.items() if key[0] != mode}
 
     def predict(self, data: Any) -> Any:
-        """Returns the model's outputs for a batch, on all ranks."""
+        """Returns the model's outputs for a global batch, on all ranks."""
         with propagating_errors(self._strategy):
             batch = agree_on_batch(
                 self._strategy, data, self._engine.check_inputs, self._state(None)
@@ -136,7 +143,8 @@ class StepRunner:
         elastic = atomic and extended_of(self._strategy).group.elastic
         key = (mode, microbatches, batch.spec_hash, self._timed, atomic, elastic)
         if key not in self._functions:
-            # Traced for any number of rows; else, the first shorter batch would cause a retrace.
+            # The specs leave the number of rows open. Otherwise, the first batch with fewer rows
+            # would cause a retrace.
             x_specs = keras.tree.map_structure(spec_of, x)
             given = x_specs, specs, tf.TensorSpec.from_tensor(all_rows)
             total = sum(all_rows.numpy().tolist())
@@ -147,9 +155,11 @@ class StepRunner:
             return self._functions[key](x, targets, all_rows)
 
     def _with_rows_of_others(self, data: Any, all_rows: list[int]) -> Any:
-        """Returns the data; a replica without rows gets another replica's row per microbatch.
+        """Replaces the data of a replica that has no rows in this batch.
 
-        Such rows do not count. They are needed because many kernels reject empty tensors.
+        The replica gets a row from another replica, and computes with a copy of this row in each
+        microbatch. This is necessary since many kernels do not accept empty tensors. The results
+        for these rows are not used.
         """
         if all(all_rows) or not any(all_rows):
             return data
@@ -166,7 +176,11 @@ class StepRunner:
         return keras.tree.map_structure(fill, data)
 
     def explain(self, data: Any) -> list[Transfer]:
-        """Returns the transfers of a training step for a batch; all ranks call it together."""
+        """Returns the transfers of a training step; all ranks must call it together.
+
+        Args:
+            data: a global batch.
+        """
         with propagating_errors(self._strategy):
             batch = agree_on_batch(
                 self._strategy, data, self._engine.check_inputs, self._state(None)
@@ -177,7 +191,8 @@ class StepRunner:
         return self._engine.transfers(sum(rows))
 
     def _microbatches_for(self, all_rows: Sequence[int]) -> int:
-        # No microbatch of a replica with rows is empty: the mean of zero rows is NaN.
+        # There must not be more microbatches than rows on any replica that has rows. Otherwise, a
+        # microbatch would be empty, and means over its rows would be NaN.
         fewest = min((rows for rows in all_rows if rows > 0), default=1)
         return int(min(self._strategy.microbatches, fewest))
 
@@ -216,8 +231,9 @@ class StepRunner:
         return function
 
     def _confirm(self) -> tf.Tensor:
-        # If no other pipeline remains, a worker that fails here must be able to redo the step: no
-        # other worker has the state of its stages.
+        # Before any worker commits the step, all workers confirm that they have written its
+        # results. Then a worker that fails here can redo the step. This is necessary if there is no
+        # other pipeline, since no other worker has the state of the worker's stages.
         return extended_of(self._strategy).group.native().all_reduce([tf.constant(1.0)])[0]
 
     @contextlib.contextmanager
@@ -299,7 +315,7 @@ class StepRunner:
         )
 
     def _share(self, all_rows: tf.Tensor, microbatches: int) -> RowShare:
-        """Returns the rows that this replica computes with."""
+        """Returns the rows of the batch with which this replica computes."""
         rank = extended_of(self._strategy).worker_rank
         own, first = all_rows[rank], tf.reduce_sum(all_rows[:rank])
         counts = own > 0
@@ -337,9 +353,9 @@ class StepRunner:
         )
 
     def _forget_without_rows(self, before: Sequence[tf.Tensor], rows: tf.Tensor) -> None:
-        """Restores the metrics of a replica without rows, as their updates may be NaN."""
+        """Restores the metrics of a replica that has no rows, since their updates may be NaN."""
         variables = metric_variables(self._model)
-        # A metric built during the step started from zero.
+        # A metric that was built during the step has no value in `before`. It started at zero.
         known = [*before, *(tf.zeros_like(v) for v in variables[len(before) :])]
         for variable, value in zip(variables, known, strict=True):
             variable.assign(tf.where(rows > 0, variable, value))
@@ -380,7 +396,7 @@ class StepRunner:
 
 
 class _OneReplica:
-    """The communication of the only replica, which has all rows."""
+    """Replaces the communication between replicas if there is only one replica."""
 
     scatters = False
 

@@ -1,4 +1,4 @@
-"""The built-in schedules by name, and custom ones."""
+"""Makes built-in schedules by name, and schedules from custom functions."""
 
 import inspect
 from collections.abc import Callable, Iterable
@@ -16,8 +16,9 @@ def from_lists(name: str, lists: Iterable[Iterable[Any]]) -> Schedule:
 
     Args:
         name: the schedule's name.
-        lists: for each rank, the actions that it runs: `Action`s, or tuples
-            (kind, stage, microbatch) with a `Kind` or its letter.
+        lists: for each rank, a list of its actions in order. Each item is an `Action` or a tuple
+            `(kind, stage, microbatch)`. The `kind` in a tuple is a `Kind` or its letter: "F", "B",
+            "I" or "W".
 
     Raises:
         ScheduleError: an item is neither an `Action` nor such a tuple.
@@ -79,23 +80,25 @@ def make_schedule(
     The same arguments yield the same schedule on every rank.
 
     Args:
-        schedule: a key of `SCHEDULES`; or a function of `ranks` and `microbatches`, and of
-            `virtual_stages` and `costs` if it has parameters with these names. The function returns
-            a `Schedule`; or it returns, for each rank, a list of `Action`s or of tuples
-            (kind, stage, microbatch).
+        schedule: a key of `SCHEDULES`, or a function. The function is called with `ranks` and
+            `microbatches`, and also with `virtual_stages` and `costs` if it has parameters with
+            these names and the arguments are not None. It returns a `Schedule`, or the lists that
+            `from_lists` accepts.
         ranks: the number of ranks in the pipeline.
         microbatches: the number of microbatches per batch.
-        virtual_stages: the number of stages per rank; by default, one for `gpipe`, `1f1b` and
-            `zb_h1`, and two for the others.
-        costs: the costs of the passes, by which the zero-bubble schedules order their passes. By
-            default, all kinds of passes cost the same.
+        virtual_stages: the number of stages per rank. By default, it is one for `gpipe`, `1f1b` and
+            `zb_h1`, and two for the other built-in schedules.
+        costs: the durations of the passes, from which most zero-bubble schedules determine the
+            order of the passes. By default, F, I and W take the same time.
 
     Returns:
-        The schedule, which passes `plan.validation.check`.
+        A schedule that passes `plan.validation.check`.
 
     Raises:
-        ValueError: an argument is invalid, or the schedule does not support `virtual_stages`.
-        ScheduleError: a custom function returns an invalid schedule; it is also a `ValueError`.
+        ValueError: an argument is invalid, or the schedule does not support this number of
+            `virtual_stages`.
+        ScheduleError: a custom function returns an invalid schedule. `ScheduleError` is a subclass
+            of `ValueError`.
 
     Example:
         >>> make_schedule("zbv", ranks=4, microbatches=8).stages

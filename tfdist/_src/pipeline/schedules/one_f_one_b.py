@@ -9,24 +9,26 @@ from tfdist._src.pipeline.plan.schedule import Action, Kind, Schedule
 F, B = Kind.FORWARD, Kind.BACKWARD
 BI, BW = Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT
 
-# A kind of pass and its stage. BW has no stage: it completes the oldest BI that has no BW yet.
+# A kind of pass and its stage. BW has no stage, since it always belongs to the same stage and
+# microbatch as the oldest BI for which no BW has run yet.
 Pass: TypeAlias = tuple[Kind, int | None]
 
 
 def number(
     name: str, ranks: int, microbatches: int, pattern: Callable[[int], Iterable[Pass]]
 ) -> Schedule:
-    """Makes a schedule from patterns, by numbering the microbatches.
+    """Makes a schedule from patterns, which do not contain the indices of microbatches.
 
-    The forward passes of a stage follow the order of the microbatches, and so do its backward
-    passes. Passes beyond the last microbatch are dropped, so a pattern for many microbatches also
-    works for fewer: no pass depends on another microbatch.
+    The n-th forward pass of a stage belongs to the n-th microbatch, and so does the n-th backward
+    pass of the stage. Passes beyond the last microbatch are dropped. So a pattern for many
+    microbatches can also be used for fewer microbatches. The shorter schedule is valid as well,
+    since no pass depends on a pass of a later microbatch.
 
     Args:
         name: the schedule's name.
         ranks: the number of ranks.
         microbatches: the number of microbatches.
-        pattern: a function of a rank that returns its passes in order.
+        pattern: a function that takes a rank and returns the rank's passes in order.
 
     Example:
         >>> print(*number("mine", 1, 2, lambda rank: [(F, 0), (B, 0)] * 3).actions[0])
@@ -57,12 +59,13 @@ def _number(pattern: Iterable[Pass], microbatches: int) -> Iterator[Action]:
 
 
 def gpipe(ranks: int, microbatches: int) -> Schedule:
-    """All forward passes, then all backward passes.
+    """Runs all forward passes, then all backward passes.
 
-    The simplest schedule. It keeps the activations of every microbatch.
+    This is the simplest schedule. It keeps the activations of every microbatch.
 
-    With F and B seconds for a microbatch on a rank, p ranks and m microbatches: each rank idles
-    (p - 1)(F + B) seconds; peak activations are m on every rank.
+    Suppose that on each of p ranks, the forward pass of a microbatch takes F seconds and the
+    backward pass takes B seconds. With m microbatches, each rank idles for (p - 1)(F + B) seconds
+    and keeps at most m activations (its peak activations).
 
     Args:
         ranks: the number of ranks, each with one stage.
@@ -83,12 +86,15 @@ def gpipe(ranks: int, microbatches: int) -> Schedule:
 
 
 def one_f_one_b(ranks: int, microbatches: int) -> Schedule:
-    """Alternates forward and backward passes, after enough forwards to fill the pipeline.
+    """Alternates forward and backward passes after an initial phase of forward passes.
 
-    It takes as long as GPipe, but its activations do not grow with the number of microbatches.
+    In the initial phase, the ranks run enough forward passes to fill the pipeline. The schedule
+    takes as long as GPipe, but the number of activations does not grow with the number of
+    microbatches.
 
-    With F and B seconds for a microbatch on a rank, p ranks and m microbatches: each rank idles
-    (p - 1)(F + B) seconds; peak activations are min(m, p - rank).
+    Suppose that on each of p ranks, the forward pass of a microbatch takes F seconds and the
+    backward pass takes B seconds. With m microbatches, each rank idles for (p - 1)(F + B) seconds,
+    and rank r keeps at most min(m, p - r) activations (its peak activations).
 
     Args:
         ranks: the number of ranks, each with one stage.
@@ -109,20 +115,26 @@ def one_f_one_b(ranks: int, microbatches: int) -> Schedule:
 
 
 def interleaved(ranks: int, microbatches: int, virtual_stages: int = 2) -> Schedule:
-    """1F1B with several stages per rank, which take turns on groups of microbatches.
+    """Runs 1F1B with several stages per rank.
 
-    The model wraps around the ranks `virtual_stages` times, so the pipeline fills in the time of
-    one stage, but with `virtual_stages` times the transfers. A group has one microbatch per rank,
-    or more if the microbatches do not divide evenly. Larger groups keep more activations.
+    The microbatches are divided into groups. A rank runs one of its stages for all microbatches of
+    a group, then its next stage for the same group, and so on. A microbatch passes through all
+    ranks `virtual_stages` times. So each stage is shorter than in 1F1B and the pipeline fills
+    faster, but the ranks transfer `virtual_stages` times as many values. A group has as many
+    microbatches as there are ranks, or more if the microbatches cannot be divided evenly. With
+    larger groups, the ranks keep more activations.
 
-    With F and B seconds for a microbatch on a rank, p ranks, v > 1 stages on each, m >= p
-    microbatches and g in the largest group: each rank idles (p - 1)(F + B) / v seconds; peak
-    activations are min(v m, (v - 1) g + 2 (p - 1 - rank) + 1), each of one stage.
+    Suppose that on each of p ranks, a microbatch takes F seconds forward and B seconds backward in
+    all v > 1 stages of the rank together. With m >= p microbatches, each rank idles for
+    (p - 1)(F + B) / v seconds. If the largest group has g microbatches, rank r keeps at most
+    min(v m, (v - 1) g + 2 (p - 1 - r) + 1) activations (its peak activations), each of a single
+    stage.
 
     Args:
         ranks: the number of ranks.
         microbatches: the number of microbatches.
-        virtual_stages: the stages per rank; rank r holds r, r + ranks, r + 2 ranks, ...
+        virtual_stages: the number of stages per rank. Rank r holds the stages r, r + ranks,
+            r + 2 ranks, and so on.
 
     Example:
         >>> print(*interleaved(ranks=2, microbatches=2).actions[0])
@@ -142,22 +154,24 @@ def interleaved(ranks: int, microbatches: int, virtual_stages: int = 2) -> Sched
 def interleave(
     ranks: int, rank: int, microbatches: int, virtual_stages: int, kind: Kind
 ) -> list[Pass]:
-    """Returns a rank's pattern.
+    """Returns the passes of a rank in an interleaved schedule, as a pattern for `number`.
 
     Args:
         ranks: the number of ranks.
         rank: the rank.
         microbatches: the number of microbatches.
-        virtual_stages: the stages per rank.
-        kind: the kind of backward passes to insert: whole ones, or their first parts.
+        virtual_stages: the number of stages per rank.
+        kind: the kind of the backward passes: B for whole backward passes, or I for only the first
+            part of split backward passes.
     """
     stages = range(rank, ranks * virtual_stages, ranks)
     groups = _groups(ranks, microbatches)
     forwards: list[Pass] = [(F, s) for size in groups for s in stages for _ in range(size)]
     backwards: list[Pass] = [(kind, s) for n in groups for s in reversed(stages) for _ in range(n)]
-    # The number of forward passes before forward and backward passes alternate. The last rank
-    # begins to alternate once the first group reaches its last stage. Each earlier rank first runs
-    # two more forward passes, or one more if ranks have a single stage.
+    # The number of forward passes that the rank runs before forward and backward passes alternate.
+    # The last rank begins to alternate when the first group reaches the rank's last stage. Every
+    # earlier rank runs two more of these forward passes than the rank after it, or one more if each
+    # rank has a single stage.
     ahead = (virtual_stages - 1) * groups[0] + (ranks - 1 - rank) * (2 if virtual_stages > 1 else 1)
     ahead = min(ahead, len(forwards))
     turns = zip(forwards[ahead:], backwards, strict=False)
@@ -169,26 +183,31 @@ def interleave(
 
 
 def _groups(ranks: int, microbatches: int) -> list[int]:
-    """Returns the group sizes, largest first: at least `ranks` if there are enough microbatches."""
+    """Returns the number of microbatches in each group, in descending order.
+
+    Each group has at least `ranks` microbatches, unless there are fewer microbatches than ranks.
+    """
     groups = max(1, microbatches // ranks)
     return [(microbatches + groups - 1 - i) // groups for i in range(groups)]
 
 
 def looped_bfs(ranks: int, microbatches: int, virtual_stages: int = 2) -> Schedule:
-    """Runs all microbatches through a rank's first stage, then its next stage; likewise backward.
+    """Runs all microbatches through one stage of a rank before the rank's next stage.
 
-    Breadth-first: the model wraps around the ranks `virtual_stages` times. The first rank begins
-    its next stage once the last rank's output reaches it, so the pipeline fills in the time of one
-    stage.
+    This is GPipe with several stages per rank, in breadth-first order. The backward passes run in
+    the opposite order, after all forward passes. A microbatch passes through all ranks
+    `virtual_stages` times. So each stage is shorter than in GPipe, and the pipeline fills faster.
 
-    With F and B seconds for a microbatch on a rank, p ranks, v stages on each and m >= p
-    microbatches: each rank idles (p - 1)(F + B) / v seconds; peak activations are v m, each of one
-    stage, which take as much memory as the m activations of GPipe.
+    Suppose that on each of p ranks, a microbatch takes F seconds forward and B seconds backward in
+    all v stages of the rank together. With m >= p microbatches, each rank idles for
+    (p - 1)(F + B) / v seconds and keeps at most v m activations (its peak activations), each of a
+    single stage. They take as much memory as the m activations of GPipe.
 
     Args:
         ranks: the number of ranks.
         microbatches: the number of microbatches.
-        virtual_stages: the stages per rank; rank r holds r, r + ranks, r + 2 ranks, ...
+        virtual_stages: the number of stages per rank. Rank r holds the stages r, r + ranks,
+            r + 2 ranks, and so on.
 
     Example:
         >>> print(*looped_bfs(ranks=2, microbatches=2).actions[0])

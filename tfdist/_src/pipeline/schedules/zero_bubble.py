@@ -1,4 +1,4 @@
-"""Zero-bubble schedules: weight gradients fill a rank's idle gaps."""
+"""Zero-bubble schedules, which compute weight gradients while a rank would otherwise be idle."""
 
 import heapq
 from collections import deque
@@ -8,27 +8,31 @@ from tfdist._src.pipeline.plan.schedule import Action, Costs, Kind, Schedule
 from tfdist._src.pipeline.plan.validation import peak_activations
 from tfdist._src.pipeline.schedules.one_f_one_b import BI, BW, B, F, Pass, interleave, number
 
-# The thresholds that `fill` tries. A rank idles instead of running a W if its next F or I will be
-# ready within this many quarters of the duration of a W.
+# The thresholds that `fill` tries, in quarters of the duration of a W. If a rank's next F or I will
+# be ready within this time, the rank waits for it and does not start a W.
 _WAITS = (0, 1, 2, 4)
-# Costs are rounded to 1/_TICKS of the largest, so that rounding errors never decide the order.
+# Durations are rounded to multiples of 1/_TICKS of the longest duration. Otherwise, rounding errors
+# in floating-point sums could change the order of the actions.
 _TICKS = 1000
 
 
 def fill(frame: Schedule, costs: Costs | None = None) -> Schedule:
-    """Inserts the weight gradients into a schedule of F and I only.
+    """Inserts weight gradients (W) into a schedule that consists of F and I only.
 
-    Nothing waits for a W. A rank runs a W when its next F or I cannot run yet, or when the next F
-    would exceed the limit of activations. The limit is the largest peak of any rank if each W
-    directly followed its I. Time is simulated with the costs. A W may start shortly before the next
-    F or I is ready; several thresholds for this are tried, and the shortest schedule is returned.
+    No other pass depends on a W, so a rank can run it at any time after the corresponding I. The
+    function simulates the schedule with the given costs. A rank runs a W when its next F or I is
+    not ready yet, or when the next F would exceed the limit on the number of activations. This
+    limit is the same for all ranks: the largest number of activations that any rank would keep if
+    every W directly followed its I.
 
+    If the next F or I will be ready soon, it may be better to wait than to start a W. The function
+    tries several thresholds for this decision, and returns the shortest of the resulting schedules.
     The result depends only on the arguments, so all ranks compute the same schedule.
 
     Args:
-        frame: the order of F and I on each rank.
-        costs: the seconds of the passes and transfers; by default, 1 for each pass and 0 for a
-            transfer.
+        frame: a schedule with the order of F and I on each rank.
+        costs: the durations of passes and transfers in seconds. By default, each pass takes 1 and
+            a transfer takes 0.
     """
     room = max(peak_activations(frame, freed_by_input_gradient=1))
     ticks = _Ticks(costs or Costs(), frame)
@@ -37,7 +41,7 @@ def fill(frame: Schedule, costs: Costs | None = None) -> Schedule:
 
 
 class _Ticks:
-    """Costs as integers."""
+    """The durations of passes and transfers as integers."""
 
     def __init__(self, costs: Costs, frame: Schedule) -> None:
         seconds = costs.seconds(frame.ranks, frame.stages)
@@ -48,7 +52,7 @@ class _Ticks:
 
 
 class _Simulation:
-    """One simulated run of the schedule."""
+    """Simulates the schedule with one of the thresholds."""
 
     def __init__(self, frame: Schedule, ticks: _Ticks, room: float, wait: int) -> None:
         self._frame = frame
@@ -63,7 +67,7 @@ class _Simulation:
         self._done: list[list[Action]] = [[] for _ in frame.actions]
 
     def run(self) -> int:
-        """Runs to the end and returns the end time."""
+        """Simulates all actions, and returns the time at which the last action ends."""
         times = [0]
         while times:
             now = heapq.heappop(times)
@@ -75,11 +79,11 @@ class _Simulation:
         return max(self._free)
 
     def schedule(self) -> Schedule:
-        """Returns the actions that have run."""
+        """Returns the schedule with all actions that have run."""
         return Schedule(self._frame.name, tuple(map(tuple, self._done)))
 
     def _choose(self, rank: int, now: int) -> Action | None:
-        """Returns the action that a free rank begins now; None to wait."""
+        """Returns the action that a free rank begins at the time `now`, or None if it waits."""
         left, due = self._left[rank], self._due[rank]
         if left and (left[0].kind is not Kind.FORWARD or self._kept[rank] < self._room):
             ready = self._ready(left[0])
@@ -103,7 +107,7 @@ class _Simulation:
         return end
 
     def _ready(self, action: Action) -> int | None:
-        """Returns when an F or I can run; None if not yet known."""
+        """Returns the time at which an F or I can run, or None if that is not known yet."""
         stage = action.stage + (-1 if action.kind is Kind.FORWARD else 1)
         if not 0 <= stage < self._frame.stages:
             return 0
@@ -118,19 +122,21 @@ class _Simulation:
 
 
 def zb_h1(ranks: int, microbatches: int, costs: Costs | None = None) -> Schedule:
-    """1F1B with split backward passes; the second parts fill gaps.
+    """Runs 1F1B with split backward passes (ZB-H1).
 
-    Each rank runs F and I in the order of 1F1B, and W when it would otherwise wait, or when it
-    cannot keep the activations of another F.
+    Each rank runs F and I in the order of 1F1B. A rank runs a W when it would otherwise wait, or
+    when it cannot keep the activations of another F.
 
-    With F, I and W seconds for a microbatch on a rank, p ranks and m >= p microbatches: each rank
-    idles (p - 1)(F + I - W) seconds if F, I and W are about equal; peak activations are min(m,
-    p), as on the first rank of 1F1B.
+    Suppose that on each of p ranks, a microbatch takes F, I and W seconds for the three passes, and
+    that these times are about equal. With m >= p microbatches, each rank idles for
+    (p - 1)(F + I - W) seconds and keeps at most min(m, p) activations (its peak activations), as
+    many as the first rank of 1F1B.
 
     Args:
         ranks: the number of ranks, each with one stage.
         microbatches: the number of microbatches.
-        costs: the costs of the passes, which determine the gaps; by default, all are equal.
+        costs: the durations of the passes and transfers, which determine when a rank would wait.
+            By default, all passes take the same time.
 
     Example:
         >>> print(*zb_h1(ranks=2, microbatches=2).actions[0])
@@ -148,20 +154,23 @@ def zb_h1(ranks: int, microbatches: int, costs: Costs | None = None) -> Schedule
 def interleaved_zb(
     ranks: int, microbatches: int, virtual_stages: int = 2, costs: Costs | None = None
 ) -> Schedule:
-    """Interleaved 1F1B with split backward passes; the second parts fill gaps.
+    """Runs interleaved 1F1B with split backward passes.
 
-    Each rank runs F and I in the order of `interleaved`, and W when it would otherwise wait, or
-    when it cannot keep the activations of another F.
+    Each rank runs F and I in the order of `interleaved`. A rank runs a W when it would otherwise
+    wait, or when it cannot keep the activations of another F.
 
-    With F, I and W seconds for a microbatch on a rank, p ranks, v stages on each and m >= p
-    microbatches: each rank idles (p - 1)(F + I - W) / v seconds if F, I and W are about equal;
-    peak activations are as on the first rank of `interleaved`.
+    Suppose that on each of p ranks, a microbatch takes F, I and W seconds in all v stages of the
+    rank together, and that these times are about equal. With m >= p microbatches, each rank idles
+    for (p - 1)(F + I - W) / v seconds. The peak activations of each rank are the same as on the
+    first rank of `interleaved`.
 
     Args:
         ranks: the number of ranks.
         microbatches: the number of microbatches.
-        virtual_stages: the stages per rank; rank r holds r, r + ranks, r + 2 ranks, ...
-        costs: the costs of the passes, which determine the gaps; by default, all are equal.
+        virtual_stages: the number of stages per rank. Rank r holds the stages r, r + ranks,
+            r + 2 ranks, and so on.
+        costs: the durations of the passes and transfers, which determine when a rank would wait.
+            By default, all passes take the same time.
 
     Example:
         >>> print(*interleaved_zb(ranks=2, microbatches=2).actions[0])
@@ -180,20 +189,25 @@ def interleaved_zb(
 
 
 def zbv(ranks: int, microbatches: int, costs: Costs | None = None) -> Schedule:
-    """Two stages per rank, down the ranks and back up, with split backward passes.
+    """Runs two stages per rank, arranged in a V, with split backward passes (ZB-V).
 
-    The first rank holds the first and the last stage, so a microbatch's backward pass begins where
-    its forward pass began. All ranks keep the same number of activations.
+    The first half of the stages is placed on the ranks in order, from the first rank to the last.
+    The second half is placed in reverse order, from the last rank to the first. So the first rank
+    holds both the first and the last stage, and the backward pass of a microbatch begins on the
+    rank where its forward pass began. All ranks keep the same number of activations.
 
-    With F, I and W seconds for a microbatch on a rank, p ranks and m >= p microbatches: if F, I and
-    W are equal, each rank idles (p - 1) F / 2 seconds. If m >= 2 p - 1 as well, a rank idles only
-    before its first and after its last microbatch. Peak activations are min(2 m, 2 p), each of one
-    stage; 2 p of them take as much memory as the p activations on the first rank of 1F1B.
+    Suppose that on each of p ranks, a microbatch takes F, I and W seconds in both stages of the
+    rank together, and that these times are equal. With m >= p microbatches, each rank idles for
+    (p - 1) F / 2 seconds. With m >= 2 p - 1, the ranks never idle between their first and last
+    actions. Each rank keeps at most min(2 m, 2 p) activations (its peak activations), each of a
+    single stage. Together, 2 p such activations take as much memory as the p activations on the
+    first rank of 1F1B.
 
     Args:
-        ranks: the number of ranks; rank r holds stages r and 2 ranks - 1 - r.
+        ranks: the number of ranks. Rank r holds the stages r and 2 ranks - 1 - r.
         microbatches: the number of microbatches.
-        costs: the costs of the passes, which determine the gaps; by default, all are equal.
+        costs: the durations of the passes and transfers, which determine when a rank would wait.
+            By default, all passes take the same time.
 
     Example:
         >>> print(*zbv(ranks=2, microbatches=2).actions[0])
@@ -208,8 +222,10 @@ def zbv(ranks: int, microbatches: int, costs: Costs | None = None) -> Schedule:
 
 def _zbv_pattern(ranks: int, rank: int, microbatches: int) -> list[Pass]:
     down, up = rank, 2 * ranks - 1 - rank
-    after = ranks - rank  # The ranks from this one to the bottom of the V.
-    # The steady phase is long enough for all ranks to reach it.
+    # The number of ranks from this rank to the last rank, at the bottom of the V.
+    after = ranks - rank
+    # With few microbatches, the pattern is made for 2 ranks - 1 microbatches, so that all ranks
+    # reach the steady phase. `number` then drops the passes of the additional microbatches.
     steady = max(microbatches, 2 * ranks - 1) - ranks
     return [
         *[(F, down)] * (2 * after - 1),
@@ -222,18 +238,21 @@ def _zbv_pattern(ranks: int, rank: int, microbatches: int) -> list[Pass]:
 
 
 def dualpipev(ranks: int, microbatches: int) -> Schedule:
-    """Alternates forward passes of one stage and backward passes of the other, two per rank in a V.
+    """Runs two stages per rank, arranged in a V, with mostly whole backward passes (DualPipeV).
 
-    The first rank holds the first and the last stage. Most backward passes are whole; they are
-    split only while the pipeline fills and drains. The schedule was designed for ranks that overlap
-    a forward and a backward pass to hide transfers; here these passes run one after the other.
+    As in `zbv`, the first rank holds both the first and the last stage. A rank alternates between
+    forward passes through one of its stages and backward passes through the other. Backward passes
+    are split only while the pipeline fills and drains. The schedule was designed for ranks that run
+    a forward and a backward pass at the same time to hide the transfers. In tfdist, these passes
+    run one after the other.
 
-    With F, I and W seconds for a microbatch on a rank, p ranks and m >= 2 p microbatches: each rank
-    idles (p - 1)(F + I - W) / 2 seconds if F, I and W are equal, more with fewer microbatches;
-    peak activations are min(2 m, 2 p + 1), each of one stage.
+    Suppose that on each of p ranks, a microbatch takes F, I and W seconds in both stages of the
+    rank together, and that these times are equal. With m >= 2 p microbatches, each rank idles for
+    (p - 1)(F + I - W) / 2 seconds. With fewer microbatches, the ranks idle longer. Each rank keeps
+    at most min(2 m, 2 p + 1) activations (its peak activations), each of a single stage.
 
     Args:
-        ranks: the number of ranks; rank r holds stages r and 2 ranks - 1 - r.
+        ranks: the number of ranks. Rank r holds the stages r and 2 ranks - 1 - r.
         microbatches: the number of microbatches.
 
     Example:
@@ -250,7 +269,7 @@ def dualpipev(ranks: int, microbatches: int) -> Schedule:
 
 def _dualpipev_pattern(ranks: int, rank: int, microbatches: int) -> list[Pass]:
     down, up = rank, 2 * ranks - 1 - rank
-    after = ranks - 1 - rank  # The ranks further down the V.
+    after = ranks - 1 - rank  # The number of ranks after this rank, further down the V.
     steady = max(microbatches - 2 * ranks, 0) + rank + 1
     both: list[Pass] = [(F, up), (B, down)]
     return [

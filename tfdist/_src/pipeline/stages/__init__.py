@@ -1,1 +1,1 @@
-"""A stage as functions: its forward pass, and its backward pass, whole or split in two."""
+"""Traces the forward and backward pass of a stage, and makes functions that run them."""

@@ -1,8 +1,9 @@
-"""Computes the loss with its gradients, or the metrics, from a model's outputs.
+"""Runs a program that computes the loss or the metrics from a model's outputs.
 
-The program is traced for all rows of the batch and partitioned like the step of a model without
-stages. If the program treats rows independently, each microbatch computes its part as soon as its
-outputs are available. Otherwise the program runs once, on the outputs of all microbatches.
+The program is traced for all rows of the batch. Like the step of a model without stages, it is then
+partitioned, so that a worker can run its part of it. If the program treats rows independently, it
+runs separately for each microbatch, as soon as the outputs of the microbatch are available.
+Otherwise, it runs once, on the outputs of all microbatches.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,25 +25,31 @@ from tfdist._src.xla import compiled_between_collectives
 
 
 class OutputProgram:
-    """A program on a model's outputs and the targets, for all rows of a batch.
+    """A program that computes the loss or the metrics, traced for all rows of a batch.
 
     Args:
-        name: shown in profiles.
-        program: takes a tensor for each of `outputs`, `masks` and `targets`; returns the results,
-            each with the layout that a worker needs.
+        name: the name of the program in profiles.
+        program: a function of four lists of tensors, one for each of `outputs`, `masks`, `targets`
+            and `others`. It returns the results, each as a pair of a tensor and the layout in which
+            a worker needs this tensor.
         outputs: the specs of the model's outputs.
-        masks: the specs of their masks.
-        targets: the specs of the targets and sample weights, for any number of rows.
-        others: the specs of further arguments, independent of the rows.
-        known_masks: whether the masks of all rows are available before the outputs.
-        layouts_of_variables: returns the layouts of variables, by the ids of their resources.
+        masks: the specs of the masks of the outputs.
+        targets: the specs of the targets and sample weights, which leave the number of rows open.
+        others: the specs of further arguments, such as the loss scale, which do not depend on the
+            rows.
+        known_masks: whether the masks of all rows are available before the outputs of the first
+            microbatch.
+        layouts_of_variables: a function that returns the layouts of variables over the workers,
+            by the `id` of a variable's resource.
         jit: whether XLA compiles the program.
 
     Attributes:
-        coupling_line: the line of the user's code that needs the outputs of all rows at once; "" if
-            there is none.
-        early: the tensors that depend on all rows and that every microbatch needs; computed from
-            `targets` and `masks` only.
+        coupling_line: a line of the user's code that needs the outputs of all rows together, or ""
+            if there is none. If there is one, the program cannot run separately for each
+            microbatch.
+        early: tensors of the traced program that depend on all rows, and that the program needs for
+            every microbatch. They do not depend on the outputs, so they can be computed before the
+            first microbatch.
     """
 
     def __init__(
@@ -103,7 +110,7 @@ class OutputProgram:
         return ""
 
     def transfers(self, rows: int, replicas: int) -> list[Transfer]:
-        """Returns the transfers of the program.
+        """Returns the transfers between the replicas when they run the program.
 
         Args:
             rows: the number of rows of the batch.
@@ -119,14 +126,17 @@ class OutputProgram:
         targets: Sequence[Any],
         others: Sequence[Any],
     ) -> list[tf.Tensor]:
-        """Adds the program for all of a replica's rows.
+        """Adds the program for all rows of a replica to the graph that is being traced.
 
         Args:
-            emitter: the replica's emitter.
+            emitter: the object that adds operations for the replica.
             outputs: the model's outputs for the replica's rows.
             masks: the masks of the outputs.
             targets: the targets and sample weights.
             others: the further arguments.
+
+        Returns:
+            The results of the program.
         """
         given = [*outputs, *masks, *targets, *others, *self._captured]
         return Partition(self._analysis, emitter).add(given, self._layouts)
@@ -138,10 +148,10 @@ class OutputProgram:
         targets: Sequence[Any],
         others: Sequence[Any],
     ) -> list[tf.Tensor]:
-        """Computes the tensors in `early`.
+        """Computes the values of the tensors in `early`.
 
         Args:
-            emitter: the replica's emitter.
+            emitter: the object that adds operations for the replica.
             masks: the masks of the outputs for the replica's rows.
             targets: the targets and sample weights.
             others: the further arguments.
@@ -162,18 +172,22 @@ class OutputProgram:
         targets: Sequence[Any],
         others: Sequence[Any],
     ) -> list[tf.Tensor]:
-        """Adds the program for one microbatch as a call of a function shared by all microbatches.
+        """Adds the program for one microbatch to the graph that is being traced.
+
+        The program is added as a call of a function. All microbatches call the same function, so
+        that it is traced only once.
 
         Args:
             share: the rows of the microbatch.
-            early: as returned by `compute_early`.
-            outputs: the model's outputs for these rows.
+            early: the tensors that `compute_early` returned.
+            outputs: the model's outputs for the rows of the microbatch.
             masks: the masks of the outputs.
             targets: the targets and sample weights.
             others: the further arguments.
 
         Returns:
-            The results, and a tensor that is available when the program has run.
+            The results of the program, followed by a tensor that becomes available when the program
+            has run.
         """
         given = [share.rows, share.total, share.first, share.has_rows, share.is_first]
         given += [*early, *outputs, *masks, *targets, *others]
@@ -208,6 +222,6 @@ class OutputProgram:
 
 
 def _of_batch(tensor: tf.Tensor, batch: Symbol) -> Value:
-    """Returns the layout and dimensions of a component of a batch."""
+    """Returns the layout and the dimensions of the targets or another component of a batch."""
     dims = dims_of(tensor)
     return Value(rows(), (Dim(1, (batch,)), *dims[1:])) if dims else Value(WHOLE, dims)

@@ -1,10 +1,13 @@
 """Cuts the graph of a stage's passes into functions that run at different times.
 
-The forward part runs first. The backward part is whole or split in two: the chain of input
-gradients, which earlier stages wait for, and the variables' gradients, which nothing waits for (Qi
-et al., "Zero bubble pipeline parallelism", 2023). Tensors that a later part needs from an earlier
-part are passed to it, unless they cost nothing to recompute: constants, variable reads and casts of
-these.
+The first part is the forward pass. The backward pass is the second part, or it is split into two
+parts (Qi et al., "Zero bubble pipeline parallelism", 2023). If it is split, the first of these
+parts computes the gradients of the stage's inputs, for which earlier stages wait. The other part
+computes the gradients of the variables, for which no stage waits.
+
+If a part needs a tensor that an earlier part has computed, the tensor is kept and passed to it.
+There is one exception: constants, values of variables, and casts of these are computed again, since
+this costs almost nothing.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,13 +22,14 @@ from tfdist._src.xla import compiled_between_collectives
 
 @dataclass(frozen=True)
 class Part:
-    """Operations of a graph that run together.
+    """A part of a graph: operations that run together.
 
     Attributes:
         operations: the operations.
-        feeds: the tensors that they need from elsewhere.
-        fetches: the tensors that are needed elsewhere.
-        sums: the tensors that are summed over the microbatches.
+        feeds: the tensors that the operations need but do not compute.
+        fetches: the tensors that the part returns.
+        sums: the tensors that the part adds to accumulators, such as the gradients of variables.
+            They are summed over the microbatches.
     """
 
     operations: frozenset[tf.Operation]
@@ -36,7 +40,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Parts:
-    """A stage's parts. Without a split, `input_gradient` is the whole backward pass."""
+    """The parts of a stage's passes.
+
+    Attributes:
+        forward: the forward pass.
+        input_gradient: the first part of the backward pass, or the whole backward pass if it is not
+            split. None if the stage has no backward pass.
+        weight_gradient: the second part of the backward pass; None if it is not split.
+    """
 
     forward: Part
     input_gradient: Part | None = None
@@ -44,12 +55,14 @@ class Parts:
 
 
 def split_passes(trace: Trace, *, split: bool = False, remat: bool = False) -> Parts:
-    """Cuts a trace into parts.
+    """Cuts the trace of a stage into parts.
 
     Args:
-        trace: a stage's trace.
-        split: whether the variables' gradients form a separate part.
-        remat: whether the backward pass reruns the forward pass instead of keeping its results.
+        trace: the trace.
+        split: whether the backward pass is split, so that the gradients of the variables form a
+            separate part.
+        remat: whether the backward pass runs the operations of the forward pass again, so that
+            their results need not be kept in memory.
     """
     results = [*trace.outputs, *trace.others]
     graph = _Graph(trace)
@@ -83,18 +96,23 @@ def split_passes(trace: Trace, *, split: bool = False, remat: bool = False) -> P
 
 
 def results_part(trace: Trace, outside: Callable[[tf.Operation], bool]) -> Part:
-    """Returns the part that computes a forward pass's results, without its side effects.
+    """Returns the part that computes the results of a forward pass, without its side effects.
 
     Args:
-        trace: the trace of a forward pass only.
-        outside: returns whether to exclude an operation; its outputs are fed.
+        trace: the trace of a forward pass, made by `trace_forward`.
+        outside: a function that returns whether to exclude an operation from the part. The outputs
+            of an excluded operation become feeds of the part.
     """
     graph = _Graph(trace)
     return graph.part(graph.ancestors([t.op for t in trace.others], outside), trace.others)
 
 
 def flatten(gradients: Iterable[Any]) -> list[tf.Tensor]:
-    """Flattens gradients, which may be tensors, None or `tf.IndexedSlices`, to tensors."""
+    """Returns the tensors in a list of gradients.
+
+    A gradient may be a tensor, `tf.IndexedSlices` with three tensors, or None, which has no
+    tensors.
+    """
     tensors = []
     for gradient in gradients:
         if isinstance(gradient, tf.IndexedSlices):
@@ -104,12 +122,12 @@ def flatten(gradients: Iterable[Any]) -> list[tf.Tensor]:
     return tensors
 
 
-# Operations whose results cost more to keep than to recompute.
+# Operations that are so cheap that it is better to run them again than to keep their results.
 _CHEAP = frozenset({"Cast", "Identity", "Reshape", "ExpandDims", "Squeeze", "Shape"})
 
 
 class _Graph:
-    """The graph of a trace, and the operations that can run again."""
+    """The graph of a trace. Its methods find the operations that belong to a part."""
 
     def __init__(self, trace: Trace) -> None:
         self._captured = trace.captured
@@ -126,7 +144,13 @@ class _Graph:
         roots: Iterable[tf.Operation],
         outside: Callable[[tf.Operation], bool] = lambda op: False,
     ) -> frozenset[tf.Operation]:
-        """Returns the roots and the operations that they depend on, stopping at `outside`."""
+        """Returns the given operations, and all operations on which they depend.
+
+        Args:
+            roots: the operations.
+            outside: a function that returns whether to exclude an operation. The operations on
+                which only excluded operations depend are excluded as well.
+        """
         found: set[tf.Operation] = set()
         pending = list(roots)
         while pending:
@@ -143,13 +167,17 @@ class _Graph:
         recompute: Callable[[tf.Operation], bool],
         effects: Sequence[tf.Operation] = (),
     ) -> tuple[frozenset[tf.Operation], list[tf.Tensor]]:
-        """Returns the operations to run for the targets, and the tensors that they need.
+        """Returns the operations that compute some tensors from the results of earlier parts.
 
         Args:
             targets: the tensors to compute.
-            before: the operations that have already run.
-            recompute: returns whether an operation in `before` may run again.
-            effects: further operations to run.
+            before: the operations of earlier parts, which have already run.
+            recompute: a function that returns whether an operation in `before` may run again. If
+                not, its result must be passed to this part.
+            effects: operations with side effects, which this part must also run.
+
+        Returns:
+            The operations of this part, and the tensors that must be passed to it.
         """
         found: set[tf.Operation] = set(effects)
         needed: dict[str, tf.Tensor] = {}
@@ -172,7 +200,16 @@ class _Graph:
         fetches: Sequence[tf.Tensor],
         sums: Sequence[tf.Tensor] = (),
     ) -> Part:
-        """Makes a part from operations; tensors that they do not compute are fed."""
+        """Makes a part from operations.
+
+        Args:
+            operations: the operations.
+            fetches: the tensors that the part returns.
+            sums: the tensors that the part adds to accumulators.
+
+        Returns:
+            The part. Its feeds are all tensors that the part needs but does not compute.
+        """
         computed = {op for op in operations if op.type != "Placeholder"}
         feeds: dict[str, tf.Tensor] = {}
         for tensor in [*(t for op in computed for t in op.inputs), *fetches, *sums]:
@@ -185,14 +222,14 @@ class _Graph:
         )
 
     def free(self, op: tf.Operation) -> bool:
-        """Whether running an operation again costs almost nothing and yields the same result."""
+        """Whether it costs almost nothing to run an operation again, with the same result."""
         if op not in self._free:
-            self._free[op] = False  # Ends the recursion at cycles, as in loops.
+            self._free[op] = False  # This ends the recursion if the graph has a cycle (a loop).
             self._free[op] = self._is_free(op)
         return self._free[op]
 
     def without_effect(self, op: tf.Operation) -> bool:
-        """Whether running an operation again yields the same result."""
+        """Whether an operation can run again, with the same result and without a side effect."""
         if op in self._effects or op.type == "Placeholder":
             return False
         return not any(t.name in self._written for t in op.inputs)
@@ -217,14 +254,17 @@ def make_function(
 
     Args:
         trace: the stage's trace.
-        part: the operations with their feeds and fetches.
-        name: the name shown in profiles.
-        accumulators: for each of `part.sums`, by name: the variables to which to add it.
+        part: the part.
+        name: the name of the function in profiles.
+        accumulators: for each tensor in `part.sums`, by its name, the variables to which the tensor
+            is added.
         jit: whether XLA compiles the function.
 
     Returns:
-        A function of tensors for `part.feeds`, in order. It returns tensors for `part.fetches` and
-        a tensor to wait for. While a graph is traced, each call adds one operation to the graph.
+        A function of a list of tensors, one for each of `part.feeds`. It returns a list of tensors,
+        one for each of `part.fetches`, followed by a tensor that becomes available when the part
+        has run. If the function is called while a graph is traced, it adds one operation to the
+        graph.
     """
     definition = _definition(trace, part)
     consumed = {name for op in part.operations for name in (t.name for t in op.inputs)}
@@ -267,14 +307,14 @@ def make_function(
 
 
 def _shaped(tensor: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    # An imported graph lacks the shapes that were set in Python.
+    # Static shapes that were set in Python are lost when a graph is imported.
     result = tf.identity(tensor)
     result.set_shape(like.shape)
     return result
 
 
 def _definition(trace: Trace, part: Part) -> tf.compat.v1.GraphDef:
-    """Returns the part's nodes, with the control dependencies between them."""
+    """Returns a GraphDef with the nodes of a part and the control dependencies among them."""
     names = {op.name for op in part.operations}
     whole = trace.graph.as_graph_def()
     definition = tf.compat.v1.GraphDef(library=whole.library, versions=whole.versions)

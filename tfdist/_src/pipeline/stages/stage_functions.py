@@ -1,4 +1,4 @@
-"""A stage's forward and backward pass as functions, traced once for all microbatches."""
+"""Functions that run a stage's forward and backward pass, traced once for all microbatches."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,11 +17,12 @@ from tfdist._src.sharding import local_variables
 
 
 class GradientSums:
-    """The sums of the variables' gradients in a step; gradients of lookups stay sparse.
+    """Sums the gradients of variables over the microbatches of a step.
 
-    Each dense gradient has an accumulator. A stage's backward pass adds each gradient to its
-    accumulator as soon as the gradient is computed. So memory never holds all gradients of a
-    microbatch at once.
+    Each variable with a dense gradient has an accumulator. A stage's backward pass adds a gradient
+    to its accumulator as soon as the gradient has been computed. So memory never has to hold all
+    gradients of a microbatch at the same time. Sparse gradients, such as the gradients of
+    embeddings, are not summed but concatenated, so that they stay sparse.
 
     Args:
         device: the device that holds the accumulators.
@@ -37,11 +38,11 @@ class GradientSums:
 
     @property
     def variables(self) -> list[tf.Variable]:
-        """The accumulators, valid only during a step."""
+        """The accumulators, with values that are needed only during a step."""
         return list(self._dense.values())
 
     def accumulator(self, variable: Any, gradient: tf.Tensor) -> tf.Variable:
-        """Returns the accumulator of a variable's dense gradient."""
+        """Returns the accumulator of a variable's dense gradient, and creates it if necessary."""
         if id(variable) not in self._dense:
             with local_variables(self._device):
                 zeros = tf.zeros(variable.shape, gradient.dtype)
@@ -49,30 +50,42 @@ class GradientSums:
         return self._dense[id(variable)]
 
     def begin(self, variables: Iterable[Any]) -> None:
-        """Begins a step, in the graph being traced.
+        """Begins a step: resets the accumulators, in the graph that is being traced.
 
         Args:
             variables: the variables with a dense gradient in this step.
         """
         self._sparse = {}
         self._active = {id(v): self._dense[id(v)] for v in variables}
-        # Zeros known during tracing would become constants, held in memory in addition to the sums.
+        # The zero is read from a variable. If it were known during tracing, TensorFlow would turn
+        # the tensors of zeros into constants, which take as much memory as the accumulators.
         zero = self._zero.read_value()
         done: list[Any] = []
         for accumulator in self._active.values():
-            # One after the other, so that memory holds at most one additional tensor of zeros.
+            # Reset one accumulator after another, so that memory holds one tensor of zeros at most.
             with tf.control_dependencies(done):
                 zeros = tf.fill(accumulator.shape, tf.cast(zero, accumulator.dtype))
                 done = [accumulator.assign(zeros, read_value=False)]
 
     def add(self, variables: Sequence[Any], gradients: Sequence[Any]) -> None:
-        """Adds the sparse gradients of a microbatch; ignores all others."""
+        """Adds the sparse gradients of a microbatch.
+
+        Other gradients are ignored, since the backward pass has already added the dense gradients
+        to their accumulators.
+
+        Args:
+            variables: the variables.
+            gradients: for each variable, its gradient: `tf.IndexedSlices`, a tensor or None.
+        """
         for variable, gradient in zip(variables, gradients, strict=True):
             if isinstance(gradient, tf.IndexedSlices):
                 self._sparse.setdefault(id(variable), []).append(gradient)
 
     def of(self, variable: Any) -> Any:
-        """Returns the sum for a variable: a tensor, `tf.IndexedSlices` or None."""
+        """Returns the summed gradient of a variable.
+
+        The sum is a tensor, `tf.IndexedSlices`, or None if the variable has no gradient.
+        """
         accumulator, slices = self._active.get(id(variable)), self._sparse.get(id(variable))
         dense = None if accumulator is None else accumulator.read_value()
         if slices is None:
@@ -87,7 +100,7 @@ class GradientSums:
         return sparse if dense is None else dense + tf.convert_to_tensor(sparse)
 
 
-# Values between stages, by key; the tensors carry Keras masks.
+# Values that pass between stages, by key. The tensors may carry Keras masks.
 Tensors = dict[Key, tf.Tensor]
 
 
@@ -96,9 +109,10 @@ class ForwardResult:
     """The result of a microbatch's forward pass.
 
     Attributes:
-        values: the values that later stages consume; for the last stage, the model's outputs.
-        loss: the sum of the losses of the stage's layers for the microbatch, or None.
-        kept: tensors of the stage's graph, by name, for the backward pass.
+        values: the values that later stages consume, or the model's outputs in the last stage.
+        loss: the sum of the losses that the stage's layers added for the microbatch; None if they
+            added no losses.
+        kept: the tensors that the backward pass may need, by their names in the stage's graph.
     """
 
     values: Tensors
@@ -107,34 +121,41 @@ class ForwardResult:
 
 
 class StageFunctions:
-    """A stage that this rank holds, for training, evaluation or prediction.
+    """Runs the forward and backward passes of a stage that this rank holds.
 
     Args:
-        partition: the model's partition.
+        partition: the model's partition into stages.
         index: the stage's index.
-        specs: the specs of the values between stages.
-        differentiable: the values that have a gradient; empty if nothing is trained.
-        variables: the variables to differentiate.
-        sums: receives the variables' gradients.
-        layouts_of_variables: returns the layouts of variables, by the ids of their resources.
-        training: as for Keras layers.
-        has_loss: whether the losses of the stage's layers count.
-        differentiable_outputs: for the last stage, the model's outputs with a gradient.
-        split: whether the variables' gradients are computed separately.
-        remat: whether the backward pass reruns the forward pass.
+        specs: the specs of the values that pass between stages.
+        differentiable: the keys of the values for which gradients are sent back; empty in
+            evaluation and prediction.
+        variables: the variables for which to compute gradients.
+        sums: the object that sums the gradients of the variables.
+        layouts_of_variables: a function that returns the layouts of variables over the workers,
+            by the `id` of a variable's resource.
+        training: the `training` argument of the stage's layers.
+        has_loss: whether the losses that the stage's layers add are part of the model's loss. This
+            is False in prediction.
+        differentiable_outputs: the keys of the model's outputs for which the loss has gradients, if
+            this is the last stage; None for any other stage.
+        split: whether the backward pass is split, so that the gradients of the variables are
+            computed by `add_gradients` and not by `backward`.
+        remat: whether the backward pass runs the forward pass again, to save memory.
         jit: whether XLA compiles the passes.
 
     Attributes:
         stage: the stage.
-        variables: the variables to differentiate.
-        outputs_with_gradient: the outputs for which the stage receives gradients.
-        inputs_with_gradient: the inputs for which the stage sends gradients back.
-        without_gradient: the keys in `inputs_with_gradient` that affect no differentiable output.
-        split: whether the variables' gradients are computed separately.
-        written: the variables that each microbatch assigns from its own rows.
+        variables: the variables for which gradients are computed.
+        outputs_with_gradient: the keys of the outputs for which the stage receives gradients.
+        inputs_with_gradient: the keys of the inputs for which the stage sends gradients back.
+        without_gradient: the keys in `inputs_with_gradient` for which the gradient is always zero,
+            since no differentiable output depends on the input.
+        split: whether the backward pass is split.
+        written: the moving statistics that each microbatch updates from its own rows.
         dense_variables: the variables with a dense gradient.
         sparse_variables: the variables with a sparse gradient.
-        done: the tensors to wait for after the latest call; empty if nothing ran.
+        done: the tensors that become available when the latest call has run; empty if the call
+            added no operations.
     """
 
     def __init__(
@@ -223,8 +244,8 @@ class StageFunctions:
         """Runs the forward pass of a microbatch.
 
         Args:
-            values: the stage's inputs.
-            position: the microbatch's rows in the batch: a tensor for each spec of
+            values: the inputs of the stage for the microbatch, by key.
+            position: the position of the microbatch in the batch, as a tensor for each spec in
                 `MICROBATCH_POSITION`.
         """
         given = [values[key] for key in self.stage.inputs]
@@ -243,19 +264,22 @@ class StageFunctions:
     def backward(
         self, kept: dict[str, tf.Tensor], gradients: Tensors, seed: tf.Tensor
     ) -> tuple[Tensors, dict[str, tf.Tensor]]:
-        """Runs the backward pass, or only the chain of input gradients if the pass is split.
+        """Runs the backward pass of a microbatch, or only its first part if it is split.
 
         Args:
-            kept: the tensors kept by the forward pass.
-            gradients: the gradients of `outputs_with_gradient`.
-            seed: the gradient of the objective.
+            kept: `ForwardResult.kept` of the microbatch.
+            gradients: the gradients of `outputs_with_gradient`, by key.
+            seed: the loss scale, which is the gradient with respect to the losses that the stage's
+                layers add.
 
         Returns:
-            The gradients of `inputs_with_gradient`, and the tensors kept for `add_gradients`.
+            The gradients of `inputs_with_gradient` by key, and the tensors that `add_gradients`
+            needs.
         """
         self.done = []
         if self._parts.input_gradient is None:
-            # The stage's outputs have no gradient, but other stages wait for its inputs' gradients.
+            # The stage has no backward pass, since its outputs have no gradient. But earlier stages
+            # wait for the gradients of its inputs, so the stage sends zeros.
             zeros = {
                 k: tf.zeros_like(kept[self._input_names[k]]) for k in self.inputs_with_gradient
             }
@@ -282,15 +306,17 @@ class StageFunctions:
         return given, {name: kept[name] for name in self._kept_for_variables if name in kept}
 
     def add_gradients(self, kept: dict[str, tf.Tensor]) -> None:
-        """Adds the variables' gradients of a microbatch to the sums.
+        """Adds the gradients of the variables for a microbatch to the sums.
+
+        If the backward pass is split, this method runs its second part.
 
         Args:
-            kept: the tensors kept by `backward`.
+            kept: the tensors that `backward` returned for `add_gradients`.
         """
         self.done = []
         if self.split:
             kept = {**kept, **self._call("weight_gradient", kept)}
-        # The dense gradients were added when they were computed.
+        # The parts have already added the dense gradients to their accumulators.
         sparse = [None if g is None else _rebuilt(g, kept) for g in self._sparse]
         self._sums.add(self.variables, sparse)
 
@@ -314,12 +340,12 @@ class StageFunctions:
             outputs.append(_sum(losses))
         others = [made[key] for key in self._others]
         for edge in self._out:
-            pack(self._partition, edge, made)  # Raises if a mask is missing.
+            pack(self._partition, edge, made)  # This raises an error if a mask is missing.
         masks = masks_of(self._partition, self._masked_outputs, made)
         return Forward(outputs, [*others, *masks], steps)
 
     def _result_specs(self, specs: ValueSpecs) -> tuple[list[ValueSpec | None], list[ValueSpec]]:
-        """Returns the specs of the results of `_forward`."""
+        """Returns the specs of the outputs and of the other results of `_forward`."""
         outputs: list[ValueSpec | None] = [specs.of(key) for key in self.outputs_with_gradient]
         others = [specs.of(key) for key in self._others]
         others += [specs.mask_of(key) for key in self._masked_outputs]
@@ -327,7 +353,10 @@ class StageFunctions:
 
 
 def _statistics(stage: Stage) -> list[Any]:
-    """Returns the batch normalization statistics of a stage, computed per microbatch."""
+    """Returns the moving statistics of a stage's batch normalization layers.
+
+    Each microbatch updates them from its own rows.
+    """
     layers = [one for layer in stage.layers for one in sublayers_of(layer)]
     normalizing = [one for one in layers if isinstance(one, keras.layers.BatchNormalization)]
     return [v.value for one in normalizing for v in one.non_trainable_variables]

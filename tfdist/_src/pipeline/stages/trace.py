@@ -1,4 +1,4 @@
-"""Traces a stage's forward and backward pass into one graph, which can be cut into parts."""
+"""Traces a stage's forward and backward pass into one graph, which is later cut into parts."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,11 +26,12 @@ class Forward:
     """The result of a stage's forward pass.
 
     Attributes:
-        outputs: the tensors with a gradient.
-        others: the tensors without a gradient.
-        steps: intermediate values. The operations that compute the gradients of these values form
-            the chain of input gradients; the operations that only variables' gradients need can run
-            later.
+        outputs: the results for which the stage receives gradients.
+        others: the results without a gradient.
+        steps: the intermediate values. If the backward pass is split, its first part consists of
+            the operations that compute the gradients of these values and of the stage's inputs. The
+            other operations are needed only for the gradients of variables, so they form the second
+            part.
     """
 
     outputs: Sequence[tf.Tensor]
@@ -40,18 +41,19 @@ class Forward:
 
 @dataclass(frozen=True)
 class Trace:
-    """The graph of a stage's forward and backward pass, and the tensors at its boundary.
+    """The graph of a stage's forward and backward pass, and its input and output tensors.
 
     Attributes:
         graph: the graph.
-        captured: the captured outer tensors, by the names of their inner placeholders.
-        inputs: the placeholders of the inputs.
-        outputs: the outputs of the forward pass with a gradient.
-        others: the outputs without a gradient.
-        seeds: the placeholders of the outputs' gradients.
-        input_gradients: for each input, its gradient or None.
-        step_gradients: the gradients of the intermediate values that have a gradient.
-        variable_gradients: for each variable, a tensor, `tf.IndexedSlices` or None.
+        captured: the tensors that the graph captures from outside, by the names of the placeholders
+            that stand for them in the graph.
+        inputs: the placeholders for the inputs.
+        outputs: the results of the forward pass for which the stage receives gradients.
+        others: the results of the forward pass without a gradient.
+        seeds: the placeholders for the gradients of `outputs`.
+        input_gradients: for each input, its gradient, or None if it has no gradient.
+        step_gradients: the gradients of the intermediate values, without missing gradients.
+        variable_gradients: for each variable, its gradient: a tensor, `tf.IndexedSlices`, or None.
         effects: the operations of the forward pass with side effects, in order.
         backward_effects: the operations of the backward pass with side effects, in order.
     """
@@ -70,10 +72,10 @@ class Trace:
 
 
 def trace_forward(forward: Callable[..., Forward], inputs: Sequence[tf.TensorSpec]) -> Trace:
-    """Traces a forward pass without its gradients.
+    """Traces a forward pass without a backward pass.
 
     Args:
-        forward: a function of one tensor for each of `inputs`.
+        forward: the forward pass, as a function that takes one tensor for each of `inputs`.
         inputs: the specs of the inputs.
     """
     made: dict[str, Any] = {}
@@ -106,14 +108,15 @@ def _both(
     *,
     backward: bool,
 ) -> Callable[..., None]:
-    """Returns a function that adds a forward pass and its gradients to the default graph.
+    """Returns a function that adds a forward and a backward pass to the default graph.
 
     Args:
         forward: the forward pass.
         differentiable: for each input of `forward`, whether to compute its gradient.
-        variables: the variables to differentiate.
-        made: receives the results, gradients and side effects.
-        backward: whether to add gradients.
+        variables: the variables for which to compute gradients.
+        made: a dictionary to which the returned function adds its results, gradients and side
+            effects.
+        backward: whether to add the backward pass.
     """
 
     def both(*tensors: tf.Tensor) -> None:
@@ -149,8 +152,9 @@ def _captured(concrete: Any, given: int) -> dict[str, Any]:
     return {inner.name: outer for inner, outer in pairs}
 
 
-# A microbatch's position: the number of its rows, the number of rows of the batch, the index of its
-# first row in the batch, and whether it is the last one to pass through the stage.
+# The position of a microbatch in its batch: the number of rows of the microbatch, the number of
+# rows of the batch, the index of the microbatch's first row in the batch, and whether the
+# microbatch is the last one that passes through the stage.
 MICROBATCH_POSITION = (*(tf.TensorSpec([], tf.int32),) * 3, tf.TensorSpec([], tf.bool))
 
 
@@ -167,22 +171,28 @@ def trace_for_microbatches(
 ) -> Trace:
     """Traces the passes of a stage for the whole batch, and partitions them for a microbatch.
 
+    So each microbatch computes its part of the results for the whole batch.
+
     Args:
-        forward: a function of one tensor for each of `inputs`, for all rows of the batch.
+        forward: the forward pass for all rows of the batch, as a function that takes one tensor for
+            each of `inputs`.
         inputs: the specs of the inputs.
         differentiable: for each input, whether to compute its gradient.
-        outputs: called after `forward`; returns the specs of its outputs (None for a contribution
-            to the loss) and the specs of its other results.
-        variables: the variables to differentiate.
-        layouts_of_variables: returns the layouts of variables, by the ids of their resources.
-        own_state: the variables that each microbatch assigns from its own rows.
-        backward: False for the forward pass only.
+        outputs: a function that is called after `forward` has been traced. It returns the specs of
+            `Forward.outputs`, with None for a contribution to the loss, and the specs of
+            `Forward.others`.
+        variables: the variables for which to compute gradients.
+        layouts_of_variables: a function that returns the layouts of variables over the workers,
+            by the `id` of a variable's resource.
+        own_state: the moving statistics that each microbatch updates from its own rows.
+        backward: whether to trace the backward pass.
 
     Returns:
-        A trace whose inputs are `inputs` and `MICROBATCH_POSITION`.
+        The trace of the passes of one microbatch. It takes `inputs` for the rows of the microbatch,
+        followed by a tensor for each spec in `MICROBATCH_POSITION`.
 
     Raises:
-        UnsupportedError: the forward pass needs the rows of all microbatches.
+        UnsupportedError: a layer needs the rows of other microbatches.
     """
     whole = _WholeTrace(forward, inputs, differentiable, variables, backward=backward)
     of_outputs, of_others = outputs()
@@ -238,16 +248,17 @@ class _WholeTrace:
         layouts: Mapping[int, Layout],
         own_state: Sequence[Any],
     ) -> None:
-        """Determines how a microbatch computes its part.
+        """Determines how a microbatch computes its part of each operation.
 
         Args:
-            of_outputs: the specs of the outputs, None for a contribution to the loss.
-            of_others: the specs of the other results of the forward pass.
-            layouts: the layouts of variables, by the ids of their resources.
-            own_state: the variables that each microbatch assigns from its own rows.
+            of_outputs: the specs of `Forward.outputs`, with None for a contribution to the loss.
+            of_others: the specs of `Forward.others`.
+            layouts: the layouts of variables over the workers, by the `id` of a variable's
+                resource.
+            own_state: the moving statistics that each microbatch updates from its own rows.
 
         Raises:
-            UnsupportedError: a microbatch needs the rows of other microbatches.
+            UnsupportedError: a layer needs the rows of other microbatches.
         """
         batch = Symbol()
         graph = self._graph
@@ -272,7 +283,8 @@ class _WholeTrace:
         written = {id(tensor) for tensor, _ in writes(self._graph.get_operations())}
         own = {id(_handle(v)) for v in own_state}
         trained = {id(_handle(v)) for v in self._variables}
-        # The resources and types of variables that all microbatches would change in the same way.
+        # Pairs of resource and dtype, for variables such as seeds. Every microbatch would change
+        # them in the same way, so only the last microbatch may change them.
         self._saved: list[tuple[Any, Any]] = []
         for outer, inner in self._captures:
             layout = layouts.get(id(outer), WHOLE)
@@ -284,7 +296,12 @@ class _WholeTrace:
             yield Value(layout, dims_of(inner))
 
     def _of_gradients(self, known: Sequence[Layout], batch: Symbol) -> list[Layout]:
-        """Returns the required layouts of a microbatch's contributions to the gradients."""
+        """Returns the layouts in which a microbatch must compute its part of the gradients.
+
+        Args:
+            known: the layouts of the gradients' tensors according to the analysis.
+            batch: the symbol for the number of rows of the batch.
+        """
         found: list[Layout] = []
         at = iter(known)
         wanted = zip(self._inputs, self._differentiable, strict=True)
@@ -300,7 +317,7 @@ class _WholeTrace:
         return found
 
     def trace_of_microbatch(self) -> Trace:
-        """Returns the trace of a microbatch."""
+        """Traces the passes of one microbatch; `analyze` must be called first."""
         made: dict[str, Any] = {}
         count = len(self._inputs)
 
@@ -318,7 +335,8 @@ class _WholeTrace:
             made["backward effects"] = [
                 op for one in self._backward_effects for op in partition.made(one)
             ]
-            # All microbatches start with the same state; only the last one changes it.
+            # Every microbatch except the last one restores these variables, so that all
+            # microbatches start with the same values, and the step changes the values once.
             made["effects"] += [
                 tf.raw_ops.AssignVariableOp(
                     resource=outer, value=tf.where(is_last, _read(outer, value.dtype), value)
@@ -361,14 +379,19 @@ def _tensors(gradients: Sequence[Any]) -> list[tf.Tensor]:
 
 
 def _like(gradient: Any, tensors: Iterator[tf.Tensor]) -> Any:
-    """Packs the next tensors like a gradient: None, a tensor or slices."""
+    """Packs the next tensors into the structure of a gradient.
+
+    Args:
+        gradient: a tensor, `tf.IndexedSlices` or None.
+        tensors: the tensors, from which as many as necessary are taken.
+    """
     if gradient is None:
         return None
     return tf.nest.map_structure(lambda _: next(tensors), gradient, expand_composites=True)
 
 
 def _of_slices(known: Sequence[Layout]) -> list[Layout]:
-    """Returns the required layouts of the values, indices and shape of `tf.IndexedSlices`."""
+    """Returns the layouts in which a microbatch must compute the tensors of `tf.IndexedSlices`."""
     values, indices, *rest = known
     of_rows = next((one for one in (values, indices) if one.kind in ("rows", "per_worker")), None)
     first = [of_rows, of_rows] if of_rows is not None else [ZEROED_SUM, WHOLE]
@@ -376,7 +399,7 @@ def _of_slices(known: Sequence[Layout]) -> list[Layout]:
 
 
 def _check_apart(analysis: Analysis, wanted: Sequence[Layout]) -> None:
-    """Raises UnsupportedError if a microbatch needs the rows of other microbatches."""
+    """Raises UnsupportedError if an operation needs the rows of other microbatches."""
     for _, op in analysis.communicated(wanted):
         raise UnsupportedError(
             "A layer in a stage of a pipeline must treat the rows of a batch independently, since "
@@ -396,7 +419,7 @@ def _read(resource: Any, dtype: Any) -> tf.Tensor:
 
 
 class NoCommunication:
-    """The communication of a microbatch: none, since it cannot access other microbatches."""
+    """Raises an error if a microbatch communicates, since it cannot access other microbatches."""
 
     scatters = False
 
@@ -417,7 +440,7 @@ class NoCommunication:
 
 
 def writes(operations: Iterable[tf.Operation]) -> list[tuple[tf.Tensor, tf.Operation]]:
-    """Returns the resources that operations may write, each with its operation."""
+    """Returns pairs of a resource and an operation that may write the resource."""
     return [
         (tensor, op)
         for op in operations

@@ -1,4 +1,4 @@
-"""The values passed between stages: the shape, type and mask of each."""
+"""Determines the shape, dtype and mask of each value that passes between stages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,18 +15,19 @@ from tfdist._src.pipeline.partition.cut import Edge, Partition
 from tfdist._src.pipeline.partition.graph import Call, Key
 from tfdist.errors import UnsupportedError
 
-# The number of rows with which shapes are inferred. It is so large that a dimension near a multiple
-# of it must depend on the rows.
+# To find out how shapes depend on the number of rows, shapes are inferred for this number of rows.
+# It is so large that a dimension close to a multiple of it must depend on the number of rows.
 _ROWS = 1_000_003
 
 
 @dataclass(frozen=True)
 class ValueSpec:
-    """The spec of a tensor whose number of rows is known at run time.
+    """The spec of a tensor with a number of rows that becomes known at run time.
 
     Attributes:
-        shape: for each dimension, its size without rows, and its growth per row.
-        dtype: the tensor's type.
+        shape: for each dimension, a pair of integers `(size, per_row)`. With n rows, the dimension
+            is size + per_row * n.
+        dtype: the dtype of the tensor.
     """
 
     shape: tuple[tuple[int, int], ...]
@@ -34,18 +35,18 @@ class ValueSpec:
 
     @property
     def spec(self) -> tf.TensorSpec:
-        """The spec as a `tf.TensorSpec`, for any number of rows."""
+        """The spec as a `tf.TensorSpec`, which leaves the number of rows open."""
         return tf.TensorSpec(
             [None if per_row else size for size, per_row in self.shape], self.dtype
         )
 
     def shape_for(self, rows: tf.Tensor) -> tf.Tensor:
-        """Returns the shape for a number of rows."""
+        """Returns the shape for a given number of rows."""
         rows = tf.cast(rows, tf.int64)
         return tf.stack([size + per_row * rows for size, per_row in self.shape])
 
     def value(self, batch: Symbol) -> Value:
-        """Returns the layout and dimensions of a tensor with this spec.
+        """Returns the layout and the symbolic dimensions of a tensor with this spec.
 
         Args:
             batch: the symbol for the number of rows of the batch.
@@ -61,15 +62,17 @@ class ValueSpec:
 
 
 class ValueSpecs:
-    """The specs of all values between the stages of a model.
+    """The specs of all values that pass between the stages of a model.
 
-    Traces the full model's forward pass symbolically; no rank needs the values of its variables.
+    To determine the specs, the forward pass of the full model is traced with symbolic tensors. This
+    does not need the values of the model's variables, so every rank can do it.
 
     Args:
-        partition: the model's partition.
+        partition: the model's partition into stages.
 
     Raises:
-        UnsupportedError: a shape depends on the data, or a value between stages is not numeric.
+        UnsupportedError: the shape of such a value depends on the data, or the value is neither
+            numeric nor boolean.
     """
 
     def __init__(self, partition: Partition) -> None:
@@ -107,11 +110,11 @@ class ValueSpecs:
             _check_numeric(edge, self.of_edge(edge))
 
     def of(self, key: Key) -> ValueSpec:
-        """Returns the spec of a value between stages, or of a model input or output."""
+        """Returns the spec of an input or output of the model, or of a value between stages."""
         return self._tensors[key]
 
     def anywhere(self, key: Key) -> ValueSpec:
-        """Returns the spec of any value, even if it does not cross stages.
+        """Returns the spec of the output of any call, even if it is used only within its stage.
 
         Raises:
             UnsupportedError: the shape of the value depends on the data.
@@ -119,7 +122,7 @@ class ValueSpecs:
         return _value_spec(self._made[key], self._specs[key].shape)
 
     def has_mask(self, key: Key) -> bool:
-        """Whether a value between stages, or a model output, has a mask."""
+        """Whether an output of the model, or a value between stages, has a mask."""
         return key in self._masks
 
     def mask_of(self, key: Key) -> ValueSpec:
@@ -127,7 +130,7 @@ class ValueSpecs:
         return self._masks[key]
 
     def of_edge(self, edge: Edge) -> list[ValueSpec]:
-        """Returns the specs of the tensors that `partition.pack` returns for an edge."""
+        """Returns the specs of the values and masks that `partition.pack` returns for an edge."""
         return [*map(self.of, edge.keys), *map(self.mask_of, edge.masked)]
 
 
@@ -139,7 +142,8 @@ def _value_spec(tensor: Any, known: Sequence[int | None] = ()) -> ValueSpec:
             "cut the model elsewhere with `cuts`."
         )
     sizes = tensor.shape.as_list()
-    # A layer's custom `compute_output_shape` may be wrong.
+    # `known` comes from Keras's symbolic shapes. They may be wrong if a custom layer has a wrong
+    # `compute_output_shape`.
     known = known if len(known) == len(sizes) else [None] * len(sizes)
     dimensions = [_dimension(*each) for each in zip(sizes, known, strict=True)]
     return ValueSpec(tuple(dimensions), tensor.dtype)

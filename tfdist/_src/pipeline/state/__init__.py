@@ -1,1 +1,1 @@
-"""The state of the full model, assembled from its stages for files and weights."""
+"""Saves and loads the state of the full model, which is distributed over its stages."""

@@ -1,8 +1,9 @@
-"""Methods of `PipelineModel` for the full model: files, weights and summary.
+"""Methods of `PipelineModel` that concern the full model: files, weights and the summary.
 
-A saved file is the same as a file saved by a single process. To save, the workers send their values
-to the chief, variable by variable, and Keras saves the full model there. To load, each worker makes
-Keras load the full model and keeps only its part.
+A saved file is the same as if a single process had saved the model. To save a model, the workers
+send their values to the chief, one variable after another, and Keras saves the full model on the
+chief. To load a model, every worker calls Keras's method that loads the full model, but keeps only
+the values of its own variables.
 """
 
 import contextlib
@@ -42,12 +43,14 @@ The number is None for variables that belong to no trainable variable, such as t
 
 @dataclasses.dataclass(frozen=True)
 class StateEntry:
-    """One value of the full state.
+    """A variable in the state of the full model, and where its value is stored.
 
     Attributes:
-        variable: a variable of the full model, or of the optimizer for the full model.
-        local: the variable or `FullSlot` with the value on this worker; None if there is none.
-        ranks: the pipeline ranks that hold the value.
+        variable: a variable of the full model, or of the optimizer for the full model. It may have
+            no value on this worker.
+        local: the variable or `FullSlot` that stores the value on this worker; None if this worker
+            does not store the value.
+        ranks: the pipeline ranks that store the value.
     """
 
     variable: keras.Variable
@@ -55,11 +58,11 @@ class StateEntry:
     ranks: tuple[int, ...]
 
     def collect(self, strategy: HybridStrategy, to: Collection[int]) -> Any:
-        """Returns the value as an array; collective over the workers of a pipeline.
+        """Returns the value as an array; all workers of a pipeline must call it together.
 
         Args:
             strategy: the pipeline's strategy.
-            to: the pipeline ranks that need the value; other ranks may get None.
+            to: the pipeline ranks that need the value. On other ranks, the result may be None.
         """
         if set(to) <= set(self.ranks):
             return None if self.local is None else tf.convert_to_tensor(self.local).numpy()
@@ -71,11 +74,11 @@ class StateEntry:
 
 
 class Placement:
-    """The placement of variables on the workers of a pipeline.
+    """Determines which ranks of a pipeline hold which variables.
 
     Args:
-        partition: the model's partition.
-        strategy: the strategy, which places the stages.
+        partition: the model's partition into stages.
+        strategy: the strategy, which assigns the stages to ranks.
     """
 
     def __init__(self, partition: Partition, strategy: HybridStrategy) -> None:
@@ -88,11 +91,11 @@ class Placement:
                 self._ranks[id(variable)] = tuple(dict.fromkeys((*before, rank)))
 
     def ranks_of(self, variable: keras.Variable) -> tuple[int, ...]:
-        """Returns the pipeline ranks that hold a variable."""
+        """Returns the pipeline ranks that hold a given variable of the model."""
         return self._ranks[id(variable)]
 
     def entries(self, variables: Iterable[keras.Variable]) -> list[StateEntry]:
-        """Returns the values of some of the model's variables."""
+        """Returns the entries of some variables of the model."""
         return [
             StateEntry(v, v if self.pipeline_rank in self.ranks_of(v) else None, self.ranks_of(v))
             for v in variables
@@ -100,21 +103,23 @@ class Placement:
 
 
 class FullOptimizer:
-    """Maps the full model's optimizer variables to this worker's optimizer variables.
+    """An optimizer for the full model, and how its variables correspond to this worker's optimizer.
 
     Args:
-        own: this worker's optimizer.
+        own: this worker's optimizer, which is built for the variables of this worker's stages.
         trained: the trainable variables of the full model.
-        placement: the placement of the variables.
-        built: whether the optimizer is built on the workers that train any variable.
-        variables: the variables of this worker's optimizer, unsharded.
+        placement: the placement of the model's variables on ranks.
+        built: whether the optimizer is built on the workers with trainable variables. Workers
+            without trainable variables never build their optimizers.
+        variables: the variables of this worker's optimizer. If the optimizer is sharded, these are
+            the full variables.
 
     Attributes:
-        optimizer: the optimizer for the full model; its variables have no values.
+        optimizer: the optimizer for the full model. Its variables have no values.
 
     Raises:
-        ValueError: this worker's optimizer was built for other variables, or has other slots than
-            a copy made from its config.
+        ValueError: this worker's optimizer was built for other variables than the trainable
+            variables of its stages, or an optimizer made from its config has other variables.
     """
 
     def __init__(
@@ -128,7 +133,7 @@ class FullOptimizer:
         self._variables = list(variables)
         self._own, self._trained, self._placement, self._built = own, trained, placement, built
         here = [v for v in trained if placement.pipeline_rank in placement.ranks_of(v)]
-        # The optimizer may have been built with the variables in another order.
+        # The optimizer may have been built with the same variables in another order.
         order = trained_by(own) if own.built else here
         if {id(v) for v in order} != {id(v) for v in here}:
             raise ValueError(
@@ -152,8 +157,9 @@ class FullOptimizer:
             )
 
     def entries(self) -> list[StateEntry]:
-        """Returns the values of the variables of `optimizer`, in order."""
-        # A worker with nothing to train does not build its optimizer and counts no steps.
+        """Returns the entries of all variables of `optimizer`, in order."""
+        # A worker without trainable variables does not build its optimizer. So the values of shared
+        # variables, such as the iteration count, are taken from the other workers.
         trains = tuple(sorted({p for v in self._trained for p in self._placement.ranks_of(v)})) or (
             0,
         )
@@ -167,7 +173,7 @@ class FullOptimizer:
 
 
 def compile_arguments(args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of `keras.Model.compile`, by name."""
+    """Returns positional and keyword arguments of `keras.Model.compile` by their names."""
     names = list(inspect.signature(keras.Model.compile).parameters)[1:]
     return {**dict(zip(names, args, strict=False)), **kwargs}
 
@@ -176,31 +182,33 @@ class Files:
     """Saves and loads a PipelineModel.
 
     Args:
-        model: the ordinary model.
-        partition: its partition into stages.
-        strategy: the strategy, which places the stages.
+        model: the ordinary model from which the PipelineModel was made.
+        partition: the partition of this model into stages.
+        strategy: the strategy, which assigns the stages to ranks.
     """
 
     def __init__(self, model: keras.Model, partition: Partition, strategy: HybridStrategy) -> None:
         self._model = model
         self._strategy = strategy
         self._placement = Placement(partition, strategy)
-        # The variables of a compiled model include its metrics' variables, which are omitted here.
+        # If the ordinary model is compiled, its variables include the variables of its metrics. No
+        # stage uses these, so they are left out.
         held = {id(v) for stage in partition.stages for v in stage.variables}
         self._variables = [v for v in model.variables if id(v) in held]
 
     @contextlib.contextmanager
     def full_model(self, optimizer: Any, compiled: Mapping[str, Any]) -> Iterator[Any]:
-        """Yields the full model with all its values on the chief; collective over all workers.
+        """Collects all values of the full model on the chief, within this context.
 
-        Values from other workers are freed at the end of the context.
+        All workers must enter this context together. At the end of the context, the chief frees the
+        values that it received from other workers.
 
         Args:
-            optimizer: this worker's optimizer; None for a model that is not compiled.
-            compiled: the arguments that the model was compiled with.
+            optimizer: this worker's optimizer; None if the model is not compiled.
+            compiled: the arguments with which the model was compiled.
 
         Yields:
-            The full model on the chief, None elsewhere.
+            The full model on the chief, and None on the other workers.
         """
         extended = pipeline_extended_of(self._strategy)
         group, mesh = extended.group, extended.mesh
@@ -209,7 +217,7 @@ class Files:
         chiefs = group.topology.rank in mesh.pipeline_of(0)
         held = self._gather_optimizer(optimizer, keep=chiefs)
         try:
-            # The chief's pipeline holds all values.
+            # Only the chief's pipeline takes part, since it holds all values.
             if chiefs:
                 entries = self._placement.entries(self._variables)
                 if optimizer is not None:
@@ -226,13 +234,17 @@ class Files:
             self._model.optimizer = None
 
     def held(self, optimizer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Returns this worker's variables, named by index in the full model and its optimizer.
+        """Returns the variables that this worker holds, with names that are unique in the model.
+
+        A name contains the index of the variable in the full model, such as `"model/3"`, or its
+        index in the optimizer for the full model, such as `"optimizer/3"`.
 
         Args:
-            optimizer: this worker's optimizer; None for a model that is not compiled.
+            optimizer: this worker's optimizer; None if the model is not compiled.
 
         Returns:
-            Two mappings from name to variable or `FullSlot`: of the model, and of the optimizer.
+            Two mappings from names to variables: one for the model, and one for the optimizer. In a
+            sharded optimizer, a `FullSlot` takes the place of a variable.
         """
         entries = self._placement.entries(self._variables)
         slots = []
@@ -242,29 +254,35 @@ class Files:
         return _local("model", entries), _local("optimizer", slots)
 
     def load(self, path: Any, optimizer: Any, **options: Any) -> bool:
-        """Loads this worker's values from a file of the full model.
+        """Loads the values of this worker's variables from a file of the full model.
 
         Args:
             path: the file.
-            optimizer: this worker's optimizer, whose state is loaded if it is built; or None.
+            optimizer: this worker's optimizer, or None. If the optimizer is built, its state is
+                loaded as well.
             **options: options of `keras.Model.load_weights`.
 
         Returns:
-            Whether the file contains the optimizer's state.
+            Whether the file contains a state for the optimizer.
 
         Raises:
-            ValueError: the file is from another model; nothing is loaded.
+            ValueError: the file was saved from another model. In this case, nothing is loaded.
         """
         return self._receive(path, optimizer, self._placement.entries(self._variables), options)
 
     def load_optimizer(self, path: Any, optimizer: Any) -> None:
-        """Loads the state of this worker's optimizer, which must be built, from a file.
+        """Loads the state of this worker's optimizer from a file of the full model.
+
+        Args:
+            path: the file.
+            optimizer: this worker's optimizer, which must be built.
 
         Raises:
-            ValueError: the file has no state for such an optimizer; nothing is loaded.
+            ValueError: the file has no state for an optimizer of this class. In this case, nothing
+                is loaded.
         """
         with warnings.catch_warnings():
-            # Suppress Keras's warnings, since the same problems raise errors here.
+            # If the state cannot be loaded, Keras only warns. An error is raised below instead.
             warnings.simplefilter("ignore")
             taken = self._receive(path, optimizer, [], {})
         if not taken:
@@ -275,16 +293,17 @@ class Files:
             )
 
     def get_weights(self) -> list[np.ndarray[Any, Any]]:
-        """Returns the weights of the full model; collective over all workers."""
+        """Returns the weights of the full model; all workers must call it together."""
         everywhere = range(self._strategy.pipeline_size)
         entries = self._placement.entries(self._model.weights)
         return [self._collect(entry, everywhere) for entry in entries]
 
     def set_weights(self, weights: Iterable[Any]) -> None:
-        """Sets this worker's values from the weights of the full model.
+        """Sets the values of this worker's variables, given the weights of the full model.
 
         Raises:
-            ValueError: the weights do not match the model; nothing is set.
+            ValueError: the number or the shapes of the weights differ from the model's weights. In
+                this case, no value is set.
         """
         weights = list(weights)
         shapes = [tuple(np.shape(value)) for value in weights]
@@ -304,7 +323,15 @@ class Files:
             return entry.collect(self._strategy, to)
 
     def _gather_optimizer(self, optimizer: Any, *, keep: bool) -> list[Any]:
-        """Returns the variables of this worker's optimizer, unsharded."""
+        """Returns the variables of this worker's optimizer.
+
+        If the optimizer is sharded, the shards are first gathered into full variables, which all
+        workers must do together.
+
+        Args:
+            optimizer: the optimizer, or None.
+            keep: whether this worker needs the values of the gathered variables.
+        """
         if sharded_by(optimizer) is None:
             return [] if optimizer is None else list(optimizer.variables)
         state = FullState(optimizer)
@@ -316,14 +343,15 @@ class Files:
     def _optimizer_entries(
         self, optimizer: Any, held: Sequence[Any], compiled: Mapping[str, Any]
     ) -> list[StateEntry]:
-        # A worker with nothing to train never builds its optimizer.
+        # The optimizer of this worker may not be built although other workers have built theirs,
+        # since a worker without trainable variables never builds its optimizer.
         built = max(self._exchange(optimizer.built))
         error: ValueError | None = None
         try:
             full_optimizer = self._full_optimizer(optimizer, bool(built), held)
         except ValueError as problem:
             error = problem
-        # Exchange before raising, since the other workers wait for this one.
+        # Report the error before raising it, since the other workers wait for this worker.
         failed = self._exchange(error is not None)
         if any(failed):
             raise error or ValueError(
@@ -352,7 +380,8 @@ class Files:
             state = full_optimizer.entries()
             self._model.optimizer = full_optimizer.optimizer
         try:
-            # Keras creates another optimizer for comparison.
+            # Keras may create another optimizer for comparison. Its variables need no values, so
+            # they are deferred.
             with deferred_variables(), _CapturedAssignments([*entries, *state]) as captured:
                 self._model.load_weights(path, **options)
         except ValueError as error:
@@ -374,13 +403,16 @@ def _local(prefix: str, entries: Sequence[StateEntry]) -> dict[str, Any]:
 
 
 class _CapturedAssignments(keras.StatelessScope):  # type: ignore[misc]
-    """Captures assignments to this worker's state; no variable changes in this scope.
+    """Records the values that Keras assigns to variables, without changing the variables.
+
+    Only the values of variables that this worker holds are kept.
 
     Args:
-        entries: the values of the full state.
+        entries: the entries of the full state.
 
     Attributes:
-        assigned: the ids of all variables that were assigned to.
+        assigned: the `id` of each variable to which Keras assigned a value, including variables
+            that this worker does not hold.
     """
 
     def __init__(self, entries: Iterable[StateEntry]) -> None:
@@ -389,13 +421,13 @@ class _CapturedAssignments(keras.StatelessScope):  # type: ignore[misc]
         self.assigned: set[int] = set()
 
     def add_update(self, update: tuple[Any, Any]) -> None:
-        """Captures a value if this worker holds its variable."""
+        """Records that a variable was assigned, and keeps the value if this worker needs it."""
         self.assigned.add(id(update[0]))
         if id(update[0]) in self._local:
             super().add_update(update)
 
     def assign_to(self, entries: Iterable[StateEntry]) -> None:
-        """Assigns the captured values to this worker's variables."""
+        """Assigns the recorded values to this worker's variables."""
         for entry in entries:
             value = self.get_current_value(entry.variable)
             if value is not None and entry.local is not None:
@@ -411,15 +443,17 @@ def _first_difference(shapes: list[tuple[int, ...]], weights: list[Any]) -> str:
 
 @dataclasses.dataclass
 class UntrackedFields:
-    """Hides the full model from Keras's tracking.
+    """Fields of a `PipelineModel` that Keras must not track.
+
+    If Keras tracked them, all layers of the full model would become layers of the PipelineModel.
 
     Attributes:
-        full_model: the ordinary model.
-        partition: its partition into stages.
-        remat: whether backward passes recompute the forward pass.
-        files: saves and loads the full model.
-        by_time: whether the model was cut by the run time of its layers.
-        compiled: the arguments that the model was compiled with.
+        full_model: the ordinary model from which the PipelineModel was made.
+        partition: the partition of this model into stages.
+        remat: whether each backward pass runs the stage's forward pass again, to save memory.
+        files: the object that saves and loads the full model.
+        by_time: whether the stages were chosen by the measured run time of the layers.
+        compiled: the arguments with which the PipelineModel was compiled.
     """
 
     full_model: keras.Model
@@ -431,7 +465,11 @@ class UntrackedFields:
 
 
 class FullModelMethods(PipelineModelBase, keras.Model):  # type: ignore[misc]
-    """The methods of `PipelineModel` that all workers call, each contributing its stages."""
+    """The methods of `PipelineModel` that concern the full model.
+
+    Each worker holds only some of the stages. So all workers must call a method that collects
+    values, such as `save` or `get_weights`.
+    """
 
     _untracked: UntrackedFields
 
@@ -441,10 +479,10 @@ class FullModelMethods(PipelineModelBase, keras.Model):  # type: ignore[misc]
         return self._untracked.partition
 
     def full_model(self) -> contextlib.AbstractContextManager[keras.Model | None]:
-        """Yields the ordinary model with all values on the chief, None elsewhere.
+        """Yields the ordinary model with all values on the chief, and None on the other workers.
 
-        All workers must call it. The same is true of `save`, `save_weights` and `export`, which
-        write this model.
+        All workers must call this method, since they send their values to the chief. The same is
+        true of `save`, `save_weights` and `export`, which write the ordinary model to a file.
 
         Example:
             ```python
@@ -464,43 +502,52 @@ class FullModelMethods(PipelineModelBase, keras.Model):  # type: ignore[misc]
 
     @property
     def is_cut_by_time(self) -> bool:
-        """Whether the model was cut by the run time of its layers on the chief."""
+        """Whether the stages were chosen by the run time of the layers, measured on the chief."""
         return self._untracked.by_time
 
     def held_variables(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Returns this worker's weights and slots, named as in the full model; for snapshots."""
+        """Returns this worker's weights and optimizer variables by name, for snapshots.
+
+        The names contain the indices of the variables in the full model and in its optimizer. So
+        all workers use the same name for the same variable.
+        """
         return self._untracked.files.held(getattr(self, "optimizer", None))
 
     def load_weights(self, filepath: Any, skip_mismatch: bool = False, **kwargs: Any) -> None:
-        """Loads this worker's part of the full model's file, like `keras.Model.load_weights`.
+        """Loads the weights from a file of the full model, like `keras.Model.load_weights`.
 
-        The file may have been saved by any number of workers or by a single process. As in Keras,
-        the optimizer's state is also loaded if the optimizer is built; see `load_optimizer`.
+        Each worker loads the weights of its own stages. The file may have been saved by any number
+        of workers, or from the ordinary model in a single process. As in Keras, the state of the
+        optimizer is loaded as well if the optimizer is already built. To build the optimizer and
+        load its state, call `load_optimizer`.
 
         Args:
             filepath: a `.keras`, `.weights.h5` or other file that `keras.Model.load_weights`
                 accepts.
-            skip_mismatch: whether to skip layers whose weights differ in shape.
-            **kwargs: as for `keras.Model.load_weights`.
+            skip_mismatch: whether to skip a layer if the shapes of its weights differ from the
+                shapes in the file.
+            **kwargs: further arguments of `keras.Model.load_weights`.
 
         Raises:
-            ValueError: the file is from another model.
+            ValueError: the file was saved from another model.
         """
         options = {"skip_mismatch": skip_mismatch, **kwargs}
         if self._untracked.files.load(filepath, getattr(self, "optimizer", None), **options):
             load_state(self, filepath)
 
     def load_optimizer(self, filepath: Any) -> None:
-        """Loads the optimizer's state from a file of the full model, to resume training.
+        """Loads the state of the optimizer from a file of the full model, to resume training.
 
-        All workers must call it, after `compile`.
+        All workers must call this method, after `compile`.
 
         Args:
-            filepath: a file written by `save` or `save_weights` of the compiled model, on any
-                number of workers or in a single process.
+            filepath: a file that `save` or `save_weights` wrote when the model was compiled. It may
+                have been written by any number of workers, or by the ordinary model in a single
+                process.
 
         Raises:
-            ValueError: the file has no state for such an optimizer, or the model is not compiled.
+            ValueError: the file has no state for an optimizer of this class, or the model is not
+                compiled.
 
         Example:
             ```python
@@ -522,19 +569,27 @@ class FullModelMethods(PipelineModelBase, keras.Model):  # type: ignore[misc]
         load_state(self, filepath)
 
     def get_weights(self) -> list[Any]:
-        """Returns the full model's weights as arrays on every worker; all workers must call it."""
+        """Returns the weights of the full model as arrays, on every worker.
+
+        All workers must call this method.
+        """
         return self._untracked.files.get_weights()
 
     def set_weights(self, weights: Any) -> None:
-        """Sets this worker's values from weights of the full model, as `get_weights` returns them.
+        """Sets the weights of this worker's stages.
+
+        Args:
+            weights: the weights of the full model, in the order of `get_weights`.
 
         Raises:
-            ValueError: the weights do not match the model.
+            ValueError: the number or the shapes of the weights differ from the model's weights.
         """
         self._untracked.files.set_weights(weights)
 
     def get_config(self) -> dict[str, Any]:
-        """Raises an error, since a PipelineModel is made from another model and a strategy.
+        """Raises an error, since a PipelineModel cannot be recreated from a config.
+
+        Use the config of the ordinary model instead; see `full_model`.
 
         Raises:
             NotImplementedError: always.
@@ -549,9 +604,10 @@ class FullModelMethods(PipelineModelBase, keras.Model):  # type: ignore[misc]
         return int(self._untracked.full_model.count_params())
 
     def summary(self, *args: Any, print_fn: Callable[[str], Any] | None = None, **kw: Any) -> None:
-        """Prints the full model as `keras.Model.summary` does, and a table of its stages.
+        """Prints a summary of the ordinary model, and a table of the stages.
 
-        If the model was cut by hand, the stages' shares of the cost are estimates.
+        The table shows each stage's share of the cost. If the stages were not chosen by run time,
+        the shares are estimated from the parameter counts.
         """
         self._untracked.full_model.summary(*args, print_fn=print_fn, **kw)
         partition = self.partition
