@@ -20,7 +20,7 @@ from tfdist._src.snapshots.shard_state import HeldShards, find_shards
 from tfdist.errors import TfdistError
 
 _FORMS_SECONDS = 10.0
-"""How long a group may take to form after SIGTERM, so that its next step can save the state."""
+"""How long this worker waits for a group after SIGTERM. The group's first step saves the state."""
 
 
 class Preemption:
@@ -148,7 +148,7 @@ os.register_at_fork(after_in_child=preemption.in_child)
 
 
 _GATHER_SECONDS = 0.5
-"""Launchers and schedulers signal the workers of a job one after the other."""
+"""How long to wait for SIGTERM on other workers: launchers signal them one after the other."""
 
 
 def release(

@@ -124,7 +124,7 @@ def _no_way(lost: GroupLostError, why: str) -> str:
 
 _POLL_SECONDS = 0.1
 _NOTICE_SECONDS = 10.0
-"""How long the process of a worker whose step has failed may take to end."""
+"""The time limit for a worker's process to end after its step has failed."""
 
 # Errors that an operation raises when another worker has failed.
 _FAILURES = (

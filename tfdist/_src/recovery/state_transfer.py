@@ -171,7 +171,7 @@ def decode(contents: bytes) -> EntryPosition:
 
 Broadcast = Callable[[tf.Tensor, int], tf.Tensor]
 _MAX_KEPT_BYTES = 1 << 30
-"""The limit of host memory for copies. If it is exceeded, no values are put back."""
+"""The limit of host memory for copies. If they exceed it, `put_back` restores nothing."""
 
 
 class ReplacedValues:

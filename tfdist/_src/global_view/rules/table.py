@@ -30,7 +30,7 @@ STACK = "_tfdist_stack"
 Rule = Callable[[Call], "Decision | None"]
 RULES: dict[str, Rule] = {}
 PER_WORKER_TYPES: set[str] = set()
-"""Types of operations whose rules accept a worker's own values; others are copied as they are."""
+"""Types of operations with rules that accept a worker's own values; others are only copied."""
 
 
 def rule(*types: str, per_worker: bool = False) -> Callable[[Rule], Rule]:

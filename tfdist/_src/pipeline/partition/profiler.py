@@ -17,7 +17,7 @@ from tfdist._src.pipeline.partition.graph import Call, Graph, Key, Placeholder, 
 from tfdist.errors import PartitionError
 
 ASSUMED_SIZE = 64
-"""The assumed size of a dimension, other than the rows, that the model leaves open."""
+"""The assumed size of an unknown dimension other than the rows."""
 
 
 def concrete(spec: Spec, rows: int) -> tuple[int, ...]:

@@ -65,7 +65,7 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "zbv": zbv,
     "dualpipev": dualpipev,
 }
-"""The schedules by the names that `schedule` accepts."""
+"""The built-in schedules by name."""
 
 
 def make_schedule(

@@ -35,7 +35,7 @@ from tfdist._src.sharding import FullState, full_variables, sharded_by, trained_
 from tfdist._src.strategy.extended import extended_of
 
 _Key: TypeAlias = tuple[int | None, int]
-"""Identifies an optimizer variable: the number of its trainable variable, and its index there.
+"""Identifies an optimizer variable: the number of a trainable variable, and an index of its slots.
 
 The number is None for variables that belong to no trainable variable, such as the step counter.
 """
