@@ -16,9 +16,9 @@ def reduce_in_buckets(
     reduced while the backward pass still computes the gradients of the first layers.
 
     Args:
-        tensors: dense tensors of summable types, in the order of the forward pass.
+        tensors: dense tensors of types that collectives can sum, in the order of the forward pass.
         all_reduce: a function that reduces one flat tensor over all participants.
-        bucket_bytes: the size from which a bucket is full, in bytes. The next tensor starts a new
+        bucket_bytes: the number of bytes at which a bucket is full. The next tensor starts a new
             bucket.
 
     Returns:
@@ -51,11 +51,11 @@ def plan(
 
     Args:
         tensors: the tensors, in the order of the forward pass.
-        bucket_bytes: the size from which a bucket is full, in bytes. The next tensor of the same
+        bucket_bytes: the number of bytes at which a bucket is full. The next tensor of the same
             type starts a new bucket.
         first_bytes: if given, replaces `bucket_bytes` for the first bucket. A smaller first bucket
             is full sooner, so that communication starts earlier.
-        alone_bytes: the size from which a tensor gets a bucket of its own, in bytes.
+        alone_bytes: a tensor of this many bytes or more gets a bucket of its own.
 
     Returns:
         For each bucket, the indices of its tensors. All tensors of a bucket have the same type. The

@@ -73,8 +73,8 @@ class DeviceCommunicator:
 
     Args:
         devices: the communicator that connects the devices of this worker.
-        workers: the communicator that connects this device with the devices of the other workers
-            that have the same index.
+        workers: the communicator that connects this device with the device of the same index on
+            every other worker.
     """
 
     def __init__(self, devices: CoreCommunicator, workers: CoreCommunicator) -> None:

@@ -116,7 +116,8 @@ class Activity:
     Attributes:
         steps: the number of steps of training, evaluation and prediction that have received their
             input.
-        input: the time that steps have waited for batches, without a wait that has not ended yet.
+        input: the time that steps have waited for batches. A wait that has not ended yet does not
+            count.
         workers: the time that steps have waited for other workers to join a collective or to send a
             message.
         network: the time that steps have waited while the data of a collective or message was

@@ -25,8 +25,8 @@ _ROUNDS = 3
 # transfer the first bytes faster than the following ones.
 _RUNS = 3
 _SAMPLE_VALUES = 8 << 20
-# If the sum of fewer values takes this many seconds, the time of the whole uncompressed sum is
-# extrapolated from it.
+# The uncompressed sum is measured with an increasing number of values. Once it takes this many
+# seconds, the time for all values is extrapolated.
 _PLAIN_SECONDS = 0.2
 # A codec is not measured if the transfer of its bytes would take longer than this factor times the
 # time of the fastest codec.

@@ -158,7 +158,10 @@ class Compressor:
 
     @property
     def active(self) -> bool:
-        """Whether a policy is set, and gradients are sent on connections that it compresses."""
+        """Whether any gradients are compressed.
+
+        This is the case if a policy is set and `Exchange.compresses` is true.
+        """
         return self._policy is not None and self._exchanges[self._policy.within_hosts][0].compresses
 
     @property

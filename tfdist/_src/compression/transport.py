@@ -129,8 +129,8 @@ class OnGpus:
             on the other workers.
         split: as for `Exchange`, but creates communicators of these GPUs.
         devices: the division of gradients among the GPUs of this worker.
-        all: this GPU's communicator with all other GPUs of all workers; None unless workers have
-            several GPUs.
+        all: this GPU's communicator with all other GPUs of all workers; None if each worker has
+            only one GPU.
     """
 
     workers: CoreCommunicator

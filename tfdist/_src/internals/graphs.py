@@ -23,7 +23,7 @@ _traces = 0  # the number of threads that are in `_lowering`
 
 
 class _InParts(_control_flow_ops.XLAControlFlowContext):  # type: ignore[misc]
-    """Marks a graph of which tfdist lets XLA compile parts, instead of the whole graph."""
+    """Marks a graph that XLA compiles in parts, instead of as a whole."""
 
 
 def trace_for_xla(function: Callable[[], Any]) -> Any:

@@ -212,8 +212,8 @@ def forms(variables: Iterable[Any]) -> list[Any]:
 
 
 def _owner(name: str, last_read: int | None) -> int | None:
-    # Optimizers name a slot after its model variable. In Keras 3.9 and older, some do not, but they
-    # read the shape of the model variable just before they create the slot.
+    # Optimizers name a slot after its model variable. In Keras 3.9 and older, some optimizers do
+    # not. These read the shape of the model variable just before they create the slot.
     match = re.search(r"tfdist-(\d+)_", name)
     return int(match[1]) if match else last_read
 

@@ -254,7 +254,7 @@ def on_function_call(
     Args:
         before: a function without arguments that is called before each call.
         after: a function that is called after each call. Its arguments are the `tf.function`, the
-            exception that the call has raised or None, and the result of `before`.
+            exception that the call has raised (None if it succeeded), and the result of `before`.
     """
     original = Function.__call__
 

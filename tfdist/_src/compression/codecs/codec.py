@@ -88,8 +88,8 @@ class Codec(abc.ABC):
     _payload: ClassVar[str]
     # Whether the codec runs on the CPU. Otherwise it runs on the device of the gradients.
     _on_host: ClassVar[bool] = True
-    # Whether every worker keeps state for each gradient. Otherwise only one worker per host does
-    # so, the leader, which exchanges the gradient with other hosts.
+    # Whether every worker keeps state for each gradient. Otherwise, only the gradient's leader on
+    # each host keeps state, which is the worker that exchanges the gradient with other hosts.
     _kept_by_all: ClassVar[bool] = False
     # Whether `bits_per_value` is exact. Otherwise it is an upper bound.
     _has_fixed_size: ClassVar[bool] = True
