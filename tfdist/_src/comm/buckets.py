@@ -1,4 +1,4 @@
-"""Packs tensors into buckets, each reduced by one collective."""
+"""Packs tensors into buckets, so that one collective reduces all tensors of a bucket."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,18 +10,19 @@ def reduce_in_buckets(
     all_reduce: Callable[[tf.Tensor], tf.Tensor],
     bucket_bytes: int,
 ) -> list[tf.Tensor]:
-    """Reduces tensors bucket by bucket, the last tensors first.
+    """Reduces tensors in buckets, and starts with the last tensors.
 
-    Gradients become available in backward order, so a bucket of the last tensors can be reduced
-    while the backward pass still computes the first.
+    The backward pass computes the gradients of the last layers first. Their bucket can therefore be
+    reduced while the backward pass still computes the gradients of the first layers.
 
     Args:
-        tensors: dense tensors of summable types, in the order of the forward pass.
-        all_reduce: reduces one flat tensor.
-        bucket_bytes: a bucket is closed once it holds at least this many bytes.
+        tensors: dense tensors of types that collectives can sum, in the order of the forward pass.
+        all_reduce: a function that reduces one flat tensor over all participants.
+        bucket_bytes: the number of bytes at which a bucket is full. The next tensor starts a new
+            bucket.
 
     Returns:
-        The reduced tensors, in the given order.
+        The reduced tensors, in the same order as `tensors`.
     """
     reduced: list[tf.Tensor | None] = [None] * len(tensors)
     for bucket in plan(tensors, bucket_bytes):
@@ -34,7 +35,8 @@ def reduce_in_buckets(
     return [t for t in reduced if t is not None]
 
 
-# Packing a tensor of at least this size costs more than a separate collective.
+# For a tensor of at least this many bytes, copying it into a bucket takes longer than running a
+# separate collective.
 _ALONE_BYTES = 1 << 20
 
 
@@ -49,13 +51,15 @@ def plan(
 
     Args:
         tensors: the tensors, in the order of the forward pass.
-        bucket_bytes: a bucket is closed once it holds at least this many bytes.
-        first_bytes: the limit of the first bucket instead of `bucket_bytes`; a lower limit makes
-            communication start earlier.
-        alone_bytes: a tensor of at least this many bytes gets a separate bucket.
+        bucket_bytes: the number of bytes at which a bucket is full. The next tensor of the same
+            type starts a new bucket.
+        first_bytes: if given, replaces `bucket_bytes` for the first bucket. A smaller first bucket
+            is full sooner, so that communication starts earlier.
+        alone_bytes: a tensor of this many bytes or more gets a bucket of its own.
 
     Returns:
-        Buckets of indices, in backward order; the tensors of a bucket have the same type.
+        For each bucket, the indices of its tensors. All tensors of a bucket have the same type. The
+        first bucket contains the last tensors.
     """
     buckets: list[list[int]] = []
     open_buckets: dict[tf.DType, tuple[list[int], int]] = {}
@@ -82,7 +86,7 @@ def pack(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def unpack(flat: tf.Tensor, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Splits a flat tensor into parts with the shapes of `tensors`; drops any surplus values."""
+    """Splits a flat tensor into parts with the shapes of `tensors`; drops padding at the end."""
     sizes = [tf.size(t) for t in tensors]
     rest = tf.size(flat) - tf.add_n(sizes)
     parts = tf.split(flat, [*sizes, rest], num=len(sizes) + 1)

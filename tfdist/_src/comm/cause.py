@@ -1,4 +1,4 @@
-"""The cause for which a communicator of the core was aborted, as data instead of a message."""
+"""Describes why a communicator of the native core was aborted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ shown no sign of life for too long. It has left if it has closed the communicato
 it has reported that its step failed, or that its process ends with an error.
 """
 
-# The class of an operation's error, by the `tfdist::Code` of its cause.
+# The class of the error that an operation raises, for each value of `tfdist::Code`.
 _CLASSES = {
     1: tf.errors.InvalidArgumentError,
     2: tf.errors.FailedPreconditionError,
@@ -32,11 +32,11 @@ class Detected:
     """An operation of this process that failed because its communicator was aborted.
 
     Attributes:
-        operation: its description.
+        operation: the operation's description.
         rank: this process's rank in the communicator.
-        sequence: the operation's number.
-        begun_ns: when it began, on the clock of `time.monotonic_ns`.
-        ended_ns: when it failed.
+        sequence: the number of the operation in the communicator.
+        begun_ns: the time when the operation began, on the clock of `time.monotonic_ns`.
+        ended_ns: the time when the operation failed, on the same clock.
     """
 
     operation: str
@@ -48,15 +48,17 @@ class Detected:
 
 @dataclass(frozen=True)
 class Cause:
-    """The event that aborted a communicator; the same on all of its ranks.
+    """The event that aborted a communicator.
 
     Attributes:
-        message: a description for users, a sentence.
-        event: one of the constants of this module.
-        worker: the worker to which the event happened, as named in messages; "" for none.
-        code: the number of a `tfdist::Code`.
-        at_ns: when this process learned of it, on the clock of `time.monotonic_ns`.
-        detected: the last operation of this process that failed because of it; None for none.
+        message: a sentence that describes the event to users.
+        event: the kind of event, one of the constants of this module.
+        worker: the name of the worker to which the event happened, as in messages; "" if the event
+            does not concern a particular worker.
+        code: the value of the `tfdist::Code` with which operations fail.
+        at_ns: the time when this process learned of the event, on the clock of `time.monotonic_ns`.
+        detected: the last operation of this process that failed because of the event; None if no
+            operation has failed.
 
     Example:
         >>> Cause("worker 1 (b:1) is lost: its process has ended.", LOST, "worker 1 (b:1)").is_loss
@@ -72,7 +74,7 @@ class Cause:
 
     @classmethod
     def of(cls, text: bytes) -> Cause | None:
-        """Returns the cause that the core describes as JSON, if any."""
+        """Parses the core's description of a cause, a JSON object or "null"."""
         found = json.loads(text)
         if found is None:
             return None
@@ -81,15 +83,18 @@ class Cause:
 
     @property
     def is_loss(self) -> bool:
-        """Whether the core has detected that the worker is gone, without a report from it."""
+        """Whether the core itself detected the loss of the worker.
+
+        False if the worker reported its own failure or closed the communicator.
+        """
         return self.event in (LOST, SILENT)
 
     def explains(self, error: BaseException, since_ns: int = 0) -> bool:
-        """Whether this event may have made an operation raise an error.
+        """Whether this event may be the reason why an operation raised an error.
 
         Args:
-            error: the error.
-            since_ns: a `time.monotonic_ns()` from before the operation began.
+            error: the error that the operation raised.
+            since_ns: a value of `time.monotonic_ns()` from before the operation began.
         """
         return (
             self.detected is not None

@@ -1,4 +1,4 @@
-"""The interface between the strategies and a collective library, with its traffic counters."""
+"""The interfaces through which strategies and user code use a library of collectives."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class Traffic:
     """A communicator's traffic so far.
 
     Attributes:
-        collectives: the number of completed collectives and messages.
-        shared_bytes: bytes copied into the memory shared by this host's ranks.
-        sent_bytes: bytes written to connections with other hosts.
-        received_bytes: bytes read from connections with other hosts.
-        device_bytes: bytes of the tensors in collectives and messages that NCCL or GPU kernels
-            transfer between GPUs; the other counts exclude them. For each GPU of this process, the
-            larger of its input and its output counts.
+        collectives: the number of collectives and point-to-point messages that have completed.
+        shared_bytes: the number of bytes copied into the memory that the ranks of this host share.
+        sent_bytes: the number of bytes sent to other hosts.
+        received_bytes: the number of bytes received from other hosts.
+        device_bytes: the size, in bytes, of the tensors that NCCL or GPU kernels transferred
+            between GPUs. An operation counts the larger of its input and its output, for each GPU
+            of this process. The other byte counts do not include these tensors.
     """
 
     collectives: int
@@ -35,12 +35,13 @@ NONE = Traffic(collectives=0, shared_bytes=0, sent_bytes=0, received_bytes=0, de
 
 
 class NativeCommunicator(abc.ABC):
-    """This process's handle on a group of ranks, for the functions of `tfdist.collective`.
+    """Represents a group of ranks to which this process belongs.
 
-    `tfdist.collective.communicator` returns it.
+    `tfdist.collective.communicator` returns an object of this class.
 
     Attributes:
-        name: the group's name, which the functions take as `communicator`.
+        name: the group's name. The functions of `tfdist.collective` accept it as their argument
+            `communicator`.
     """
 
     name: str
@@ -48,54 +49,57 @@ class NativeCommunicator(abc.ABC):
     @property
     @abc.abstractmethod
     def size(self) -> int:
-        """The number of ranks."""
+        """The number of ranks in the group."""
 
     @property
     @abc.abstractmethod
     def rank(self) -> int:
-        """This process's rank, from 0."""
+        """This process's rank in the group, starting at 0."""
 
     @abc.abstractmethod
     def split(self, name: str, members: Sequence[int]) -> NativeCommunicator | None:
-        """Creates a communicator of some of the job's ranks; called by all ranks together.
+        """Creates communicators that each connect some of the job's ranks.
+
+        All ranks of the job must call this method together.
 
         Args:
-            name: the name of the new group, the same on all ranks; several groups may have the
-                same name if each process is in at most one of them.
-            members: the ranks, in the job, of this process's group, in the order of the group;
-                empty if this process belongs to no group.
+            name: the name of the new groups, the same on all ranks. Several groups may share the
+                name if each process belongs to at most one of them.
+            members: the members of this process's new group, as ranks in the job. Their order
+                determines the ranks in the new group. Empty if this process belongs to no new
+                group.
 
         Returns:
-            The new communicator; None if this process belongs to no group.
+            The communicator of this process's new group; None if `members` is empty.
 
         Raises:
-            UnsupportedError: the ranks are threads of this process.
-            ValueError: a process of the group already has a communicator with this name.
+            UnsupportedError: the ranks of this communicator are threads of one process.
+            ValueError: a member of a new group already has an open communicator with this name.
         """
 
     @abc.abstractmethod
     def traffic(self) -> Traffic:
-        """This communicator's traffic so far."""
+        """Returns this communicator's traffic so far."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Waits for pending operations and leaves the group; idempotent."""
+        """Waits for pending operations and leaves the group; later calls have no effect."""
 
 
 class Communicator(Protocol):
-    """One participant's handle on a group that runs collectives.
+    """The interface through which one participant calls the collectives of a group.
 
-    Every participant calls the same operations in the same order, eagerly or while a
-    `tf.function` is traced (the operation then runs whenever the function runs, including inside
-    `tf.cond` and `tf.while_loop`).
+    All participants must call the same methods in the same order. A call in a `tf.function` adds
+    the operation to the function's graph, which may also be the graph of a branch or a loop.
 
     Attributes:
         size: the number of participants.
         rank: this participant's index, starting at 0.
-        lasting_name: the name by which the core finds the group even after its members change; ""
-            if they do not change, or if the group has no single name in the core.
-        across_workers: the names of the core's communicators that compute sums over workers; empty
-            if the core does not compute them.
+        lasting_name: the name under which the core knows the group. The name stays valid if the
+            group's members change. It is "" if the members never change, or if the core knows the
+            group under several names.
+        across_workers: the names of the core's communicators that sum values over workers; empty if
+            another library computes these sums.
     """
 
     @property
@@ -111,49 +115,51 @@ class Communicator(Protocol):
     def across_workers(self) -> tuple[str, ...]: ...
 
     def place(self) -> tuple[Any, Any]:
-        """This participant's index and the number of participants, in a form that graphs can use.
+        """Returns this participant's index and the number of participants.
 
-        Both are Python integers. In a graph, if the group can change, they are int32 scalars that
-        are read whenever the graph runs.
+        Both are Python integers in eager execution, and always if the group never changes.
+        Otherwise they are int32 tensors in a graph, and the graph reads their current values each
+        time it runs.
         """
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], key: str = "") -> list[tf.Tensor]:
-        """Sums over the participants.
+        """Sums each tensor over the participants.
 
         Args:
             tensors: tensors of numeric types, with the same shapes on all participants.
-            key: distinguishes sums of the same shapes; compared among the participants if the
-                library supports it.
+            key: a name for this call. If the library supports it, the participants compare their
+                keys, to detect different calls with the same shapes.
 
         Returns:
-            The sums, in the order, types and shapes of `tensors`; bitwise identical on all
-            participants.
+            The sums, with the types and shapes of `tensors` and in the same order. They are bitwise
+            identical on all participants.
         """
 
     def reduce_scatter(self, tensor: tf.Tensor) -> tf.Tensor:
-        """This participant's shard, along the first axis, of the sum over the participants.
+        """Sums a tensor over the participants, and returns this participant's rows of the sum.
 
         Args:
-            tensor: a tensor of a numeric type; its first dimension is a multiple of `size`.
+            tensor: a tensor of a numeric type. Its first dimension must be a multiple of `size`.
         """
 
     def all_gather(self, tensor: tf.Tensor, key: str = "") -> tf.Tensor:
-        """Concatenates along the first axis, in rank order.
+        """Concatenates the participants' tensors along the first axis, in the order of their ranks.
 
         Args:
-            tensor: a tensor of rank >= 1; the first dimension may differ between participants.
+            tensor: a tensor with at least one axis. The size of the first axis may differ between
+                participants.
             key: as for `all_reduce`.
         """
 
     def broadcast(self, tensor: tf.Tensor, root: int = 0) -> tf.Tensor:
-        """Returns the root's value, bit for bit, to all participants.
+        """Returns the root's tensor on all participants, without changing any bit.
 
-        The shapes and types must be equal on all participants.
+        All participants must pass a tensor of the same shape and type.
         """
 
 
 class Alone:
-    """The communicator of a group of one, whose operations are no-ops."""
+    """The communicator of a group with one participant. Its operations return their input."""
 
     size = 1
     rank = 0

@@ -1,4 +1,4 @@
-"""Communicators over the devices of a process, or of all workers."""
+"""Communicators that connect the devices of one process, or the devices of all workers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,19 +20,19 @@ from tfdist._src.options import Options
 def open_local_communicators(
     name: str, ranks: Sequence[str], options: Options
 ) -> list[CoreCommunicator]:
-    """Connects ranks that are threads of this process.
+    """Creates the communicators of ranks that are threads of this process.
 
     Args:
         name: the group's name.
-        ranks: the name of each rank in messages.
+        ranks: for each rank, its name in messages to users.
         options: the settings.
 
     Returns:
-        The communicator of each rank.
+        The communicators, one for each rank.
 
     Raises:
         NativeUnavailableError: the core cannot be compiled or loaded here.
-        OSError: out of memory or file descriptors.
+        OSError: the process has run out of memory or of file descriptors.
         ValueError: `TFDIST_ALGORITHM` is not the name of an algorithm.
     """
     meshes = _connected(name, ranks)
@@ -40,13 +40,13 @@ def open_local_communicators(
         return [open_mesh(mesh, options) for mesh in meshes]
     finally:
         for mesh in meshes:
-            mesh.close()  # After an error, frees the meshes that have no communicator.
+            mesh.close()  # If an error occurred, frees the meshes without a communicator.
 
 
 def reopen_local_communicators(
     communicators: Sequence[CoreCommunicator], name: str, ranks: Sequence[str], options: Options
 ) -> None:
-    """Connects the ranks of closed communicators again, under the same names.
+    """Opens closed communicators of `open_local_communicators` again.
 
     Raises:
         As `open_local_communicators`.
@@ -65,14 +65,16 @@ def _connected(name: str, ranks: Sequence[str]) -> list[Mesh]:
 
 
 class DeviceCommunicator:
-    """One device's handle on the group of all devices of all workers.
+    """Connects one device of this worker with all other devices of all workers.
 
-    The devices of a worker divide the traffic between workers: each device sums its shard of the
-    worker's sums with the corresponding device of every other worker.
+    The devices of a worker first sum their values, and each device receives one shard of the sum.
+    The devices with the same index on all workers then sum this shard. Each device thus handles an
+    equal part of the traffic between workers.
 
     Args:
-        devices: the communicator over this worker's devices.
-        workers: the communicator over the corresponding devices of all workers.
+        devices: the communicator that connects the devices of this worker.
+        workers: the communicator that connects this device with the device of the same index on
+            every other worker.
     """
 
     def __init__(self, devices: CoreCommunicator, workers: CoreCommunicator) -> None:
@@ -92,7 +94,7 @@ class DeviceCommunicator:
 
     @property
     def lasting_name(self) -> str:
-        return ""  # No single name identifies both groups.
+        return ""  # The core has one name for each of the two communicators.
 
     def place(self) -> tuple[Any, Any]:
         worker, workers = self._workers.place()
@@ -112,8 +114,8 @@ class DeviceCommunicator:
                 parts.append(
                     native_ops.reduce_scatter(group.token, padded, "sum", group.name, f"{number}")
                 )
-            # Reversed, because `all_reduce` starts with its last tensors, and the first parts are
-            # available first.
+            # The first parts are available first, but `all_reduce` starts with its last tensors.
+            # Therefore the order is reversed.
             parts = self._workers.all_reduce(parts[::-1], key)[::-1]
             for number, (bucket, part) in enumerate(zip(buckets, parts, strict=True)):
                 flat = native_ops.all_gather(group.token, part, group.name, f"{number}")
@@ -141,17 +143,17 @@ GPUs are faster than a host's, and each collective needs a message among the hos
 
 
 class GpuCommunicator:
-    """One GPU's handle on the group of all GPUs of all workers.
+    """Connects one GPU of this worker with all other GPUs of all workers.
 
-    Operations on values of floating types run in the GPU's memory. All other values pass through
-    the host's memory; these are mainly integers, such as counts and indices, and are few.
+    Operations on floating-point tensors run in the GPU's memory. All other tensors pass through the
+    host's memory. There are few of them, mainly integers such as counts and indices.
 
     Args:
-        on_gpu: this GPU's handle on a communicator of all GPUs.
-        rest: the communicator of the same participants for values on the host.
+        on_gpu: this GPU's communicator with all other GPUs, for floating-point tensors.
+        rest: the communicator of the same participants, for all other tensors.
 
     Attributes:
-        on_gpu: this GPU's handle on a communicator of all GPUs.
+        on_gpu: see the argument.
     """
 
     def __init__(self, on_gpu: CoreCommunicator, rest: Communicator) -> None:
@@ -163,7 +165,7 @@ class GpuCommunicator:
 
     @property
     def bucket_bytes(self) -> int:
-        """The approximate size of a collective on GPUs, in bytes."""
+        """The approximate number of bytes that one collective on GPUs reduces."""
         return self.on_gpu.bucket_bytes
 
     @property
@@ -215,18 +217,20 @@ def compressed_all_reduce(
     *,
     within_hosts: bool = False,
 ) -> list[tf.Tensor]:
-    """Sums tensors over the ranks, and sends encoded values between hosts.
+    """Sums tensors over the ranks. Values are encoded before they are sent to other hosts.
 
     Args:
-        communicator: the ranks' communicator.
-        tensors: float32 tensors, of the same shapes on all ranks. If a process has several GPUs,
-            each contributes its own tensors, and these are summed exactly first.
-        encoding: how values are encoded, the same on all ranks.
-        errors: for each tensor, a float32 variable on the communicator's device with the same
-            number of values. It is added to the tensor, and then set to this rank's encoding error.
-            If empty, there is no error feedback.
-        seed: an int64 scalar that seeds random encodings; different in each call.
-        within_hosts: whether to encode values between ranks of the same host as well.
+        communicator: the communicator that connects the ranks.
+        tensors: float32 tensors with the same shapes on all ranks. If a process has several GPUs,
+            each GPU passes its own tensors, and the process first sums these without encoding.
+        encoding: the encoding of the values, the same on all ranks.
+        errors: the variables for error feedback, one float32 variable for each tensor, with the
+            same number of values, on the communicator's device. This function adds each variable to
+            its tensor, and then assigns this rank's encoding error to the variable. If empty, no
+            error feedback is applied.
+        seed: an int64 scalar, the seed of encodings that round at random. Pass a different seed in
+            each call.
+        within_hosts: whether to also encode values that ranks of the same host exchange.
 
     Returns:
         The sums, bitwise identical on all ranks.
@@ -235,7 +239,7 @@ def compressed_all_reduce(
     plan = communicator.plan(tensors)
     awaited = communicator.launches(plan)
     with tf.device("CPU:0"):
-        # A different seed for each bucket.
+        # Each bucket needs a different seed.
         seeds = [tf.cast(seed, tf.int64) + number * 0x9E3779B9 for number in range(len(plan))]
     name, gpu = communicator.name, communicator.gpu
     with tf.device(communicator.device):

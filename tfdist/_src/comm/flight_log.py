@@ -1,4 +1,4 @@
-"""The flight log of this process, written by the core."""
+"""Controls the flight log of this process, a file that the native core writes."""
 
 import faulthandler
 import json
@@ -22,22 +22,24 @@ NAME = b"session"
 
 
 class ExchangeLog:
-    """Reports the last exchange and notice to the core, and requests the flight log on a stall.
+    """Tells the core about the session's exchanges and notices, for the flight log.
 
-    The log shows an exchange like a collective, and a notice like a message from rank 0.
+    The log shows the last exchange in the same form as a collective, and the last notice in the
+    same form as a message from rank 0. This object also makes the core write the log if the session
+    stalls.
 
-    Python reports the beginning and the end of each wait to the core; the core does not query
-    Python. So it can write the log even while a thread holds Python's global interpreter lock.
+    Python tells the core about the beginning and the end of each wait. The core never asks Python,
+    so the core can write the log even while another thread holds Python's global interpreter lock.
 
     Args:
-        core: the native library.
-        topology: the job, and this process's rank in it.
+        core: the loaded library of the native core.
+        topology: the workers of the job, and this process's rank among them.
     """
 
     def __init__(self, core: Any, topology: Topology) -> None:
         addresses = [worker.address.rpartition(":")[0] for worker in topology.workers]
         self._core = core
-        self._records: dict[bool, dict[str, Any]] = {}  # by `PendingWait.is_notice`
+        self._records: dict[bool, dict[str, Any]] = {}  # keys: `PendingWait.is_notice`
         self._lock = threading.Lock()  # an exchange and a notice may end at the same time
         self._group: dict[str, Any] = {
             "name": NAME.decode(),
@@ -53,22 +55,22 @@ class ExchangeLog:
         self._show({})
 
     def on_exchange_begin(self, awaited: PendingWait) -> None:
-        """Reports that the exchange or the notice is in progress."""
+        """Tells the core that this process has begun to wait for an exchange or for a notice."""
         self._show({awaited.is_notice: _record(awaited)})
 
     def on_exchange_end(self, awaited: PendingWait, failed: bool) -> None:
-        """Reports that the exchange has ended, or that the notice has arrived."""
+        """Tells the core that an exchange has ended, or that a notice has arrived."""
         ended = {"ended_ns": time.monotonic_ns(), "failed": failed}
         self._show({awaited.is_notice: _record(awaited) | ended})
 
     def on_stall(self, message: str) -> None:
-        """Makes the core write the flight log, with the message."""
+        """Makes the core write the flight log, with `message` as the reason."""
         is_waiting = any(not one["ended_ns"] for one in [*self._records.values()])
         kind = b"stall" if is_waiting else b"waited"
         self._core.tfd_flight_ask(kind, NAME, message.encode())
 
     def show(self) -> None:
-        """Reports the records to the core again, after the core has dropped them."""
+        """Passes the records to the core again, after the core has dropped them."""
         self._show({})
 
     def _show(self, changed: dict[bool, dict[str, Any]]) -> None:
@@ -81,7 +83,7 @@ class ExchangeLog:
 
 def _record(awaited: PendingWait) -> dict[str, Any]:
     return {
-        # The last exchange implies all earlier exchanges, and the last notice all earlier notices.
+        # Always 1, because only the last exchange and the last notice are recorded.
         "number": 1,
         "sequence": awaited.sequence,
         "kind": "receive" if awaited.is_notice else "exchange",
@@ -115,13 +117,14 @@ def _record(awaited: PendingWait) -> dict[str, Any]:
 
 _lock = threading.Lock()
 _started = False
-_session: Session | None = None  # the session that the log shows
-_exchanges: ExchangeLog | None = None  # reports the session's exchanges to the core
+_session: Session | None = None  # the session with the exchanges that the log shows
+_exchanges: ExchangeLog | None = None  # tells the core about the exchanges of `_session`
 _folder = Path()
-# The values that training steps communicate, by the names of their models; the newest is last.
+# For each model name, a description of the values that the model's training step communicates. The
+# newest entry is last.
 _steps: dict[str, dict[str, Any]] = {}
 _MAX_MODELS = 4
-# The reason why no log is written; "" if one is.
+# The reason why this process writes no flight log; "" if it writes one.
 _none_because = (
     "a log begins with the first native collective, and this process has not used any (`tfdist "
     "doctor` shows whether it can)"
@@ -129,16 +132,18 @@ _none_because = (
 
 
 def survive_signal() -> None:
-    """Makes SIGUSR1 print why no flight log is written, instead of ending this process.
+    """Installs a handler for SIGUSR1, because the signal would otherwise end this process.
 
-    Does nothing if the program has its own handler, or outside the main thread, where Python
-    accepts no handlers. After a successful `start`, the handler remains, but prints nothing.
+    Until `start` succeeds, the handler logs why this process writes no flight log. This function
+    does nothing if the program has already installed a handler. It also does nothing outside the
+    main thread, where Python cannot install handlers.
     """
     if threading.current_thread() is not threading.main_thread():
         return
     if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
         signal.signal(signal.SIGUSR1, _on_signal)
-        # Restart interrupted system calls: not all libraries expect calls to be interrupted.
+        # Restart system calls that the signal interrupts, because some libraries do not do so
+        # themselves.
         signal.siginterrupt(signal.SIGUSR1, False)
 
 
@@ -148,19 +153,22 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
 
 
 def start(session: Session, options: Options) -> None:
-    """Makes the core write a flight log on errors, stalls and SIGUSR1; later calls do nothing.
+    """Makes the core write a flight log on errors, stalls and SIGUSR1.
 
-    Without `options.flight_dir`, no log is written. If the directory is not writable, a line is
-    logged, and training continues without a flight log.
+    Once this process has tried to open a flight log, further calls have no effect. If
+    `options.flight_dir` is empty, no flight log is written. If the directory is not writable, a
+    warning is logged, and training continues without a flight log.
 
     Args:
-        session: the job's control connections; the log shows its exchanges.
+        session: the control connections of the job. The flight log shows their exchanges.
         options: the settings.
     """
     global _started, _session, _exchanges, _folder, _none_because
     topology = session.topology
     if topology.size == 1:
-        return  # A worker that has not joined the others must not overwrite another worker's log.
+        # A worker that has not joined the others yet has rank 0, and would overwrite the log of
+        # rank 0.
+        return
     with _lock:
         if _started:
             return
@@ -191,10 +199,11 @@ def start(session: Session, options: Options) -> None:
 
 
 def move(session: Session, options: Options) -> None:
-    """Continues the log with another session, in the file of this process's rank in that session.
+    """Continues the flight log after this process has joined another session.
 
-    The existing file remains unchanged until another process takes over its rank. Does nothing if
-    no log is written.
+    The log continues in the file for this process's new rank. The file for the previous rank
+    remains until another process with that rank overwrites it. This function has no effect if no
+    log is written.
     """
     global _session, _exchanges, _folder
     if _session is None:
@@ -208,16 +217,17 @@ def move(session: Session, options: Options) -> None:
 
 
 def note_step(model: str, step: dict[str, Any]) -> None:
-    """Adds to the log which values a training step communicates, even if the log starts later.
+    """Describes in the flight log which values a training step communicates.
 
-    Replaces an earlier step of a model with the same name. If anything has changed, this also drops
-    the reasons for which the log was written so far.
+    The log may also start after this call. The description replaces an earlier one for the same
+    model name. If the description has changed, the log also forgets the reasons for which it was
+    written so far.
 
     Args:
-        model: the model's name.
-        step: the members of a JSON object.
+        model: the name of the model that the step trains.
+        step: the description, as the members of a JSON object.
     """
-    step = json.loads(json.dumps(step))  # Raises early if something cannot be written.
+    step = json.loads(json.dumps(step))  # Raises an error here if `step` cannot be written as JSON.
     with _lock:
         if _steps.get(model) == step:
             return
@@ -231,7 +241,7 @@ def note_step(model: str, step: dict[str, Any]) -> None:
 
 
 def _place(folder: Path, topology: Topology) -> tuple[bytes, bytes]:
-    """The path of the log, and the members of its JSON object that describe this process."""
+    """Returns the path of the log, and a text with the JSON members that describe this process."""
     header = json.dumps(_header(topology))[1:-1]
     return os.fsencode(folder / f"flight-rank{topology.rank}.json"), header.encode()
 
@@ -250,10 +260,11 @@ def _header(topology: Topology) -> dict[str, Any]:
 
 
 def _serve(core: Any) -> None:
-    """Supplies the stacks of all threads whenever the core asks for them; waits without the GIL.
+    """Passes the stacks of all threads to the core whenever the core requests them.
 
-    If the reason is a stall, this also informs all workers. The core informs only the workers that
-    it waits for, but other workers may have caused the delay, as in a pipeline.
+    If the core requests the stacks because of a stall, this function also informs all workers about
+    the stall, so that they write their flight logs. The core itself informs only the workers that
+    it waits for. In a pipeline, for example, another worker may be the cause of the delay.
     """
     wanted = core.tfd_flight_stacks_wanted()
     while True:
@@ -265,7 +276,7 @@ def _serve(core: Any) -> None:
 
 
 def _stacks() -> bytes:
-    # Use a file in memory, because the disk may be full.
+    # Use a file in memory, since the disk may be full.
     file = os.memfd_create("tfdist-stacks")
     try:
         faulthandler.dump_traceback(file, all_threads=True)

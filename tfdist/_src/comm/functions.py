@@ -1,11 +1,13 @@
-"""Collectives for user code: on tensors and nests of tensors, eagerly and in `tf.function`.
+"""Collectives that user code can call, eagerly and in a `tf.function`.
 
-All ranks of a communicator call the same functions in the same order. A strategy with the native
-collectives creates the communicator `"workers"`, which has one rank per worker;
-`NativeCommunicator.split` creates others.
+Most functions accept a tensor or a nest of tensors. All ranks of a communicator must call the same
+functions in the same order. A strategy that uses the native collectives creates the communicator
+`"workers"`, with one rank for each worker. `NativeCommunicator.split` creates further
+communicators.
 
-All ranks must call a collective under the same name. By default, its name is the file and line of
-the call. Ranks that call it at different lines must pass the same `name`.
+All ranks must call a collective with the same name. By default, the name is the file and line of
+the call. If ranks call a collective at different lines of the program, pass the same `name` at each
+of these lines.
 """
 
 import operator
@@ -24,12 +26,21 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def _as_written(function: _Function) -> _Function:
-    """Keeps autograph from converting a function, since conversion would hide its call site."""
+    """Keeps AutoGraph from converting a function.
+
+    In a converted function, `tokens.of_call` would not find the line of the user's call.
+    """
     return tf.autograph.experimental.do_not_convert(function)  # type: ignore[no-any-return]
 
 
 def communicator(name: str = _WORKERS) -> NativeCommunicator:
-    """This process's handle on a group of ranks: `rank`, `size`, `split`, `traffic`, `close`.
+    """Returns the communicator with this name.
+
+    Its `rank` and `size` describe this process's place in the group. `split` creates communicators
+    for subsets of the ranks, `traffic` counts bytes, and `close` leaves the group.
+
+    Args:
+        name: the name of the communicator.
 
     Raises:
         ValueError: no communicator has this name.
@@ -39,19 +50,21 @@ def communicator(name: str = _WORKERS) -> NativeCommunicator:
 
 @_as_written
 def all_reduce(value: Any, op: str = "sum", *, communicator: str = _WORKERS, name: str = "") -> Any:
-    """Reduces a value over the ranks; the results are bitwise identical on all ranks.
+    """Reduces a value over all ranks. The results are bitwise identical on all ranks.
 
     Args:
-        value: a tensor, or a nest of tensors, of bool, (u)int8, int32, int64, float16, bfloat16,
-            float32 or float64; the same shapes and types on all ranks. Half types are summed in
-            float32.
-        op: `"sum"`, `"mean"` (floating types), `"min"`, `"max"` or `"product"`. Bools count as 0
-            and 1: a sum is true if the value of any rank is true.
-        communicator: the group's name.
-        name: the name of this call, compared among the ranks; by default the call site.
+        value: a tensor or a nest of tensors, with the same shapes and types on all ranks. The types
+            can be bool, uint8, int8, int32, int64, float16, bfloat16, float32 and float64. Values
+            of float16 and bfloat16 are summed in float32.
+        op: `"sum"`, `"mean"` (for floating-point types), `"min"`, `"max"` or `"product"`. For bool,
+            the sum is true if the value of at least one rank is true.
+        communicator: the name of the communicator.
+        name: a name for this call, which must be the same on all ranks. By default, it is the file
+            and line of the call.
 
     Returns:
-        The reduced value, of the same structure. `"sum"` and `"mean"` are differentiable.
+        The reduced value, with the same structure as `value`. The results of `"sum"` and `"mean"`
+        are differentiable.
 
     Raises:
         ValueError: `op` is unknown, or no communicator has this name.
@@ -84,18 +97,19 @@ def all_reduce(value: Any, op: str = "sum", *, communicator: str = _WORKERS, nam
 def reduce_scatter(
     value: Any, op: str = "sum", *, communicator: str = _WORKERS, name: str = ""
 ) -> Any:
-    """Reduces a value over the ranks and returns this rank's shard along the first axis.
+    """Reduces a value over all ranks, and returns a different part of the rows on each rank.
 
     Args:
-        value: a tensor or a nest of tensors, as for `all_reduce`; the first dimension is a
+        value: a tensor or a nest of tensors, as for `all_reduce`. The first dimension must be a
             multiple of the number of ranks.
         op: as for `all_reduce`.
-        communicator: the group's name.
-        name: the name of this call, compared among the ranks; by default the call site.
+        communicator: the name of the communicator.
+        name: a name for this call, which must be the same on all ranks. By default, it is the file
+            and line of the call.
 
     Returns:
-        Rows `[rank * n, (rank + 1) * n)` of the reduced value. `"sum"` and `"mean"` are
-        differentiable.
+        Rows `rank * n` to `(rank + 1) * n - 1` of the reduced value, where `n` is the number of
+        rows divided by the number of ranks. The results of `"sum"` and `"mean"` are differentiable.
 
     Raises:
         ValueError: `op` is unknown, or no communicator has this name.
@@ -117,13 +131,14 @@ def all_gather(value: Any, *, communicator: str = _WORKERS, name: str = "") -> A
     """Concatenates the tensors of all ranks along the first axis, in rank order.
 
     Args:
-        value: a tensor or a nest of tensors, of a type that `all_reduce` takes; the first dimension
-            may differ between ranks.
-        communicator: the group's name.
-        name: the name of this call, compared among the ranks; by default the call site.
+        value: a tensor or a nest of tensors, with the types that `all_reduce` accepts. The size of
+            the first axis may differ between ranks.
+        communicator: the name of the communicator.
+        name: a name for this call, which must be the same on all ranks. By default, it is the file
+            and line of the call.
 
     Returns:
-        The rows of all ranks; differentiable.
+        The rows of all ranks. The result is differentiable.
     """
     return _map(
         tf.nest.map_structure(lambda v: _sendable(v, "all_gather", rows=True), value),
@@ -135,16 +150,17 @@ def all_gather(value: Any, *, communicator: str = _WORKERS, name: str = "") -> A
 
 @_as_written
 def broadcast(value: Any, root: int = 0, *, communicator: str = _WORKERS, name: str = "") -> Any:
-    """Broadcasts the root's value to all ranks.
+    """Sends the root's value to all ranks.
 
     Args:
-        value: a tensor or a nest of tensors, of the same shapes and types on all ranks.
-        root: the root's rank.
-        communicator: the group's name.
-        name: the name of this call, compared among the ranks; by default the call site.
+        value: a tensor or a nest of tensors, with the same shapes and types on all ranks.
+        root: the rank that provides the value.
+        communicator: the name of the communicator.
+        name: a name for this call, which must be the same on all ranks. By default, it is the file
+            and line of the call.
 
     Returns:
-        The root's value; differentiable.
+        The root's value. The result is differentiable.
     """
     root = operator.index(root)
     if isinstance(registry.get(communicator), OneRank) and root != 0:
@@ -164,13 +180,17 @@ def all_to_all(
     """Sends different rows of a tensor to each rank.
 
     Args:
-        tensor: the rows for rank 0, then the rows for rank 1, and so on.
-        rows: the number of rows for each rank, int64; equal numbers by default.
-        communicator: the group's name.
-        name: the name of this call, compared among the ranks; by default the call site.
+        tensor: a tensor that contains the rows for rank 0, followed by the rows for rank 1, and so
+            on.
+        rows: an int64 vector with the number of rows to send to each rank. By default, each rank
+            receives the same number of rows.
+        communicator: the name of the communicator.
+        name: a name for this call, which must be the same on all ranks. By default, it is the file
+            and line of the call.
 
     Returns:
-        The received rows, in rank order, and the number of rows from each rank. Differentiable.
+        A tensor with the received rows, in the order of the senders' ranks, and an int64 vector
+        with the number of rows received from each rank. The received rows are differentiable.
     """
     group = registry.get(communicator)
     tensor = _sendable(tensor, "all_to_all", rows=True)
@@ -188,13 +208,13 @@ def all_to_all(
 
 @_as_written
 def send(value: Any, rank: int, *, communicator: str = _WORKERS, name: str = "") -> None:
-    """Sends a tensor to one rank, which calls `receive`.
+    """Sends a tensor to another rank, which must call `receive`.
 
     Args:
-        value: the tensor.
-        rank: the receiver's rank.
-        communicator: the group's name.
-        name: the name of this message, compared with the receiver's.
+        value: the tensor to send.
+        rank: the rank of the receiver.
+        communicator: the name of the communicator.
+        name: a name for this message. The receiver must pass the same name.
     """
     tensor = _sendable(value, "send")
     group = _with_peer(communicator, rank)
@@ -211,17 +231,17 @@ def receive(
     communicator: str = _WORKERS,
     name: str = "",
 ) -> tf.Tensor:
-    """Receives a tensor from one rank, which calls `send`.
+    """Receives a tensor from another rank, which must call `send`.
 
     Args:
-        shape: the tensor's shape, compared with the sender's.
-        dtype: the tensor's type.
-        rank: the sender's rank.
-        communicator: the group's name.
-        name: the name of this message, compared with the sender's.
+        shape: the tensor's shape. It must equal the shape of the sender's tensor.
+        dtype: the tensor's type. It must equal the type of the sender's tensor.
+        rank: the rank of the sender.
+        communicator: the name of the communicator.
+        name: a name for this message. The sender must pass the same name.
 
     Returns:
-        The tensor.
+        The received tensor.
     """
     dtype = _known_type(tf.as_dtype(dtype), "receive")
     group = _with_peer(communicator, rank)
@@ -234,8 +254,8 @@ def barrier(*, communicator: str = _WORKERS, name: str = "") -> None:
     """Waits until all ranks have called this function.
 
     Args:
-        communicator: the group's name.
-        name: the name of this call, compared among the ranks.
+        communicator: the name of the communicator.
+        name: a name for this call, which must be the same on all ranks.
     """
     group = registry.get(communicator)
     if isinstance(group, OneRank):
@@ -246,11 +266,11 @@ def barrier(*, communicator: str = _WORKERS, name: str = "") -> None:
 
 
 def statistics(communicator: str | None = None) -> Traffic:
-    """This process's traffic so far.
+    """Returns this process's traffic so far.
 
     Args:
-        communicator: the name of a group, to return only its traffic; by default, the traffic of
-            all groups, including closed ones.
+        communicator: the name of a communicator, to return only the traffic of this communicator.
+            By default, returns the total traffic of all communicators, including closed ones.
 
     Example:
         >>> tfdist.collective.statistics().sent_bytes  # doctest: +SKIP
@@ -281,12 +301,12 @@ def _sendable(value: Any, function: str, *, rows: bool = False) -> tf.Tensor:
     """Converts a value to a tensor that the native collectives accept.
 
     Args:
-        value: anything that TensorFlow can convert.
-        function: the function that accepts the tensor.
-        rows: whether the function needs a first axis.
+        value: a value that TensorFlow can convert to a tensor.
+        function: the name of the collective that will process the tensor, for error messages.
+        rows: whether the collective needs a tensor with at least one axis.
 
     Raises:
-        tf.errors.InvalidArgumentError: the type or the shape is not supported.
+        tf.errors.InvalidArgumentError: the collective does not support the tensor's type or shape.
     """
     tensor = tf.convert_to_tensor(value)
     _known_type(tensor.dtype, function)
@@ -318,7 +338,7 @@ def _known_type(dtype: tf.DType, function: str) -> tf.DType:
 
 
 def _with_peer(communicator: str, rank: int) -> Any:
-    """Returns the communicator for a message; raises an error if it has no other ranks."""
+    """Returns the communicator for a message; raises an error if this process is its only rank."""
     group = registry.get(communicator)
     if isinstance(group, OneRank):
         group.check()

@@ -1,4 +1,4 @@
-"""The GPUs of a process: their numbers, the kernels compiled for them, and NCCL."""
+"""Finds the resources that communicators need on GPUs: GPU numbers, kernels and NCCL."""
 
 import os
 from collections.abc import Sequence
@@ -15,13 +15,14 @@ from tfdist.errors import NativeUnavailableError
 
 @dataclass(frozen=True)
 class Gpu:
-    """The resources that a communicator needs to work in a GPU's memory.
+    """A GPU of this process, and the resources that a communicator needs there.
 
     Attributes:
-        device: TensorFlow's name of the GPU.
-        number: the GPU's number among the GPUs that `CUDA_VISIBLE_DEVICES` makes visible.
-        kernels: the file with the kernels compiled for it; "" for none.
-        nccl: NCCL's library, a path or a name; "" for none.
+        device: the name of the GPU in TensorFlow.
+        number: the index of the GPU among the GPUs that `CUDA_VISIBLE_DEVICES` makes visible.
+        kernels: the path of the file with the kernels compiled for this GPU; "" if there is no such
+            file.
+        nccl: the path or name of NCCL's library; "" if NCCL must not be used.
     """
 
     device: str
@@ -31,7 +32,7 @@ class Gpu:
 
 
 def obstacle(devices: Sequence[str], options: Options) -> str:
-    """The reason why these GPUs of this process cannot be used; "" if they can."""
+    """Returns the reason why one of these GPUs cannot be used; "" if all can be used."""
     core = native.load().library
     for number in _numbers(devices):
         if core.tfd_check_gpu(number, os.fsencode(options.cuda_library)):
@@ -40,17 +41,18 @@ def obstacle(devices: Sequence[str], options: Options) -> str:
 
 
 def find(devices: Sequence[str], options: Options) -> list[Gpu]:
-    """Returns the resources for these GPUs of this process; compiles kernels if necessary.
+    """Finds the resources for GPUs of this process, and compiles the kernels if necessary.
 
-    If NVRTC is missing or no folder is writable, a warning is logged and `Gpu.kernels` is "".
+    If the kernels cannot be compiled, for example because NVRTC is missing, a warning is logged,
+    and `Gpu.kernels` is "".
 
     Args:
-        devices: TensorFlow's names of the GPUs.
+        devices: the names of the GPUs in TensorFlow.
         options: the settings.
     """
     numbers = _numbers(devices)
     kernels = {number: _kernels(number, options) for number in set(numbers)}
-    # NCCL does not encrypt its traffic.
+    # NCCL cannot encrypt its traffic, so it is not used if the job requires TLS.
     nccl = "" if options.tls else options.nccl_library or nvidia.nccl()
     return [
         Gpu(device, number, kernels[number], nccl)
@@ -59,7 +61,10 @@ def find(devices: Sequence[str], options: Options) -> list[Gpu]:
 
 
 def _numbers(devices: Sequence[str]) -> list[int]:
-    """The driver's GPU number of each logical device; several devices may be parts of one GPU."""
+    """Returns the driver's number of the GPU for each device.
+
+    Several logical devices of TensorFlow may be parts of the same GPU.
+    """
     numbers = []
     for gpu in tf.config.get_visible_devices("GPU"):
         parts = tf.config.get_logical_device_configuration(gpu) or [None]

@@ -1,4 +1,4 @@
-"""A communicator over the native core: shared memory within a host, TCP between hosts."""
+"""Communicators of the native core: shared memory within a host, and TCP between hosts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ from tfdist.errors import UnsupportedError
 
 
 def rank_and_size(communicator: str) -> tuple[tf.Tensor, tf.Tensor]:
-    """This process's rank in a communicator, and the number of ranks, as int32 scalars.
+    """Returns this process's rank in a communicator and the number of ranks, as int32 tensors.
+
+    In a graph, the values are read each time the graph runs.
 
     Args:
         communicator: the communicator's name.
@@ -42,20 +44,24 @@ def rank_and_size(communicator: str) -> tuple[tf.Tensor, tf.Tensor]:
 
 @functools.cache
 def _order() -> tf.Tensor:
-    """The resource that the call reads.
+    """Returns a resource for the operation of `rank_and_size`, which only reads this resource.
 
-    Without one, TensorFlow would run the call in order with all operations with side effects.
+    Without a resource, TensorFlow would run the operation in program order with all other stateful
+    operations, and would delay it unnecessarily.
     """
     only_reads_resources("TfdistGroupShape")
     return tokens.make(str(tf.config.list_logical_devices("CPU")[0].name), tf.float32)
 
 
 def gather_strings(tensor: tf.Tensor, all_gather: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
-    """Gathers a string tensor as its bytes and their lengths.
+    """Gathers the string tensors of all ranks.
+
+    Collectives do not support strings, so this function gathers the bytes and the lengths.
 
     Args:
-        tensor: strings of any shape with rank >= 1.
-        all_gather: concatenates the group's numeric tensors along axis 0.
+        tensor: a string tensor with at least one axis.
+        all_gather: a function that concatenates the numeric tensors of all ranks along the first
+            axis.
     """
     flat = tf.reshape(tensor, [-1])
     codes = tf.io.decode_raw(tf.strings.reduce_join(flat), tf.uint8)
@@ -71,14 +77,14 @@ def gather_strings(tensor: tf.Tensor, all_gather: Callable[[tf.Tensor], tf.Tenso
 
 
 def setup_of(mesh: Mesh, options: Options, gpus: Sequence[Gpu] = (), news: int = -1) -> Setup:
-    """The core's setup for a connected rank.
+    """Converts the description of a connected rank to the structure that the core expects.
 
     Args:
-        mesh: the rank's descriptors.
+        mesh: the rank's connections to the other ranks of its group.
         options: the settings.
-        gpus: the GPUs that operations run on; empty for the CPU.
-        news: a socket to which the core writes a byte when the communicator is aborted; -1 for
-            none.
+        gpus: the GPUs on which operations run; empty if they run on the CPU.
+        news: the descriptor of a socket. The core writes a byte to the socket when the communicator
+            is aborted. -1 if no socket is needed.
     """
 
     def integers(values: Sequence[int]) -> Any:
@@ -118,38 +124,45 @@ def setup_of(mesh: Mesh, options: Options, gpus: Sequence[Gpu] = (), news: int =
     )
 
 
-# Longer than the core waits until Python has supplied the stacks of its threads.
+# This limit must be longer than the time for which the core waits for the stacks of Python's
+# threads.
 _FLIGHT_LOG_SECONDS = 3.0
 _open: dict[int, tuple[Callable[[Cause], None], str]] = {}
 
 
 def add(number: int, abort: Callable[[Cause], None], rank: str) -> None:
-    """Registers a communicator of the native core to be closed at exit.
+    """Registers a communicator of the native core, so that it is closed when this process exits.
 
     Args:
-        number: the core's number of the communicator.
-        abort: fails its operations on all ranks.
-        rank: the name of this process's rank in messages.
+        number: the number by which the core identifies the communicator.
+        abort: a function that makes the communicator's operations fail on all ranks.
+        rank: the name of this process in messages, such as "worker 1 (10.0.0.2:8470)".
     """
     _open[number] = abort, rank
-    # Registered again as the newest handler, so that it is called before the session leaves.
+    # Python calls the newest handler first. Registering this handler again makes sure that it runs
+    # before the handler that closes the session.
     atexit.unregister(_leave)
     atexit.register(_leave)
 
 
 def discard(number: int) -> None:
-    """Removes a communicator that has been closed; calling this again has no effect."""
+    """Removes a closed communicator from the registered ones; further calls have no effect."""
     _open.pop(number, None)
 
 
 def _leave() -> None:
-    """Closes all communicators, and reports the exception that terminates this process, if any."""
+    """Closes all communicators when this process exits.
+
+    If an exception ends the process, the other ranks' operations fail with a message about the
+    exception.
+    """
     if failure := exit_reason.failure():
         for abort, rank in list(_open.values()):
             abort(Cause(f"{rank} failed: {failure}", FAILED, rank))
     if _open:
         core = native.load().library
-        # Wait for the flight log now: it shows the communicators until they are closed.
+        # A flight log that has been requested must be written before the communicators are closed,
+        # because it does not show closed ones.
         core.tfd_flight_flush(_FLIGHT_LOG_SECONDS)
         core.tfd_close_all()
 
@@ -165,12 +178,13 @@ class Context:
     """This process's membership in a communicator of the core.
 
     Attributes:
-        number: the core's number of the communicator; `CLOSED` before `open`.
-        rank: this process's rank.
+        number: the number by which the core identifies the communicator; `CLOSED` before `open` is
+            called.
+        rank: this process's rank in the communicator.
         size: the number of ranks.
-        hosts: for each rank, the number of its host.
-        session: the job's control connections; None if all ranks are threads.
-        gpus: the GPUs that operations run on; empty for the CPU.
+        hosts: for each rank, a number that identifies its host.
+        session: the control connections of the job; None if the ranks are threads of this process.
+        gpus: the GPUs on which operations run; empty if they run on the CPU.
     """
 
     number: int
@@ -182,7 +196,9 @@ class Context:
     _remove_detector: Callable[[], None] | None = None
 
     def open(self, mesh: Mesh, options: Options, session: Session | None) -> None:
-        """Opens a communicator of the core over a mesh, and takes over the mesh's descriptors.
+        """Opens a communicator of the core that uses the connections of a mesh.
+
+        The core becomes the owner of the mesh's descriptors and closes them later.
 
         Raises:
             NativeUnavailableError: the core cannot be compiled or loaded.
@@ -194,8 +210,8 @@ class Context:
         number = ctypes.c_int64()
         news = -1 if session is None else session.news
         setup = setup_of(mesh, options, self.gpus, news)
-        # The core always closes the descriptor of the shared memory, and closes the sockets if it
-        # fails. Until `hand_over`, Python closes the sockets in forked children.
+        # `tfd_create` closes the descriptor of the shared memory in any case, and the sockets if it
+        # fails. If Python forks before `hand_over`, it closes the sockets in the child process.
         mesh.hand_over_segment()
         try:
             check(core, core.tfd_create(ctypes.byref(setup), ctypes.byref(number)))
@@ -208,7 +224,7 @@ class Context:
             self._remove_detector = session.detect_by(self._detector())
 
     def traffic(self) -> Traffic:
-        """The traffic so far over sockets, shared memory and the links between GPUs."""
+        """Returns the traffic so far over sockets, through shared memory and between GPUs."""
         core, statistics = native.load().library, Statistics()
         check(core, core.tfd_get_statistics(self.number, ctypes.byref(statistics)))
         return Traffic(
@@ -220,13 +236,16 @@ class Context:
         )
 
     def links(self) -> list[Link]:
-        """The operating system's statistics of the connection to each rank."""
+        """Returns, for each rank, the operating system's statistics about the connection to it."""
         core, links = native.load().library, (Link * self.size)()
         check(core, core.tfd_get_links(self.number, links))
         return list(links)
 
     def aborter(self) -> Callable[[Cause], None]:
-        """Returns a function that aborts the currently open communicator, but no later one."""
+        """Returns a function that aborts the communicator that is open now.
+
+        If this object is opened again later, the function does not abort the new communicator.
+        """
         core, number = native.load().library, self.number
 
         def abort(cause: Cause) -> None:
@@ -235,12 +254,14 @@ class Context:
         return abort
 
     def abort_on_loss(self, session: Session) -> None:
-        """Aborts the currently open communicator as soon as a worker of the session is lost."""
+        """Makes the loss of a worker abort the communicator that is open now."""
         abort = self.aborter()
 
         def lose(message: str) -> None:
             loss = session.loss
-            if loss is None:  # No worker is lost, as when the workers run different programs.
+            # The session has ended for another reason, for example because the workers run
+            # different programs.
+            if loss is None:
                 abort(Cause(message))
             else:
                 abort(Cause(message, SILENT if loss.silent else LOST, loss.worker))
@@ -248,15 +269,25 @@ class Context:
         session.on_peer_lost(lose)
 
     def step_failed(self, cause: Cause) -> None:
-        """Reports that this rank's step failed; ranks waiting for it fail with this cause."""
+        """Reports that this rank's step has failed.
+
+        Ranks that wait for this rank then fail with the same cause.
+        """
         native.load().library.tfd_step_failed(self.number, *_encoded(cause))
 
     def cause(self) -> Cause | None:
-        """The event that aborted the communicator; None if it is not aborted, or is closed."""
+        """Returns the event that aborted the communicator.
+
+        Returns None if the communicator has not been aborted, or has been closed.
+        """
         return _cause(native.load().library, self.number)
 
     def _detector(self) -> Callable[[], Loss | None]:
-        """Returns a function that reports the worker that this open communicator lost, if any."""
+        """Returns a function that checks whether the communicator has lost a worker.
+
+        The function returns a description of the loss, or None. It keeps checking the communicator
+        that is open now, even if this object is opened again later.
+        """
         core, number = native.load().library, self.number
 
         def detect() -> Loss | None:
@@ -268,7 +299,7 @@ class Context:
         return detect
 
     def close(self) -> None:
-        """Waits for pending operations and closes the communicator; idempotent."""
+        """Waits for pending operations and closes the communicator; later calls have no effect."""
         discard(self.number)
         native.load().library.tfd_close(self.number)
         remove, self._remove_detector = self._remove_detector, None
@@ -285,16 +316,16 @@ def _encoded(cause: Cause) -> tuple[bytes, bytes, bytes]:
 
 
 def closed(gpus: Sequence[Gpu] = ()) -> Context:
-    """A context that has not been opened yet."""
+    """Creates a context that has not been opened yet."""
     return Context(CLOSED, 0, 1, (0,), None, tuple(gpus))
 
 
 def check(core: Any, code: int) -> None:
-    """Raises the core's error if a call has failed.
+    """Raises an error with the core's message if a function of the core has failed.
 
     Raises:
-        ValueError: the arguments were invalid.
-        RuntimeError: any other error.
+        ValueError: the function received an invalid argument.
+        RuntimeError: the function failed for another reason.
     """
     if code:
         message = core.tfd_error().decode(errors="replace")
@@ -306,20 +337,21 @@ FIRST_BYTES = 1 << 20
 
 
 class CoreCommunicator(NativeCommunicator):
-    """A communicator of the core; created by `open_communicator`.
+    """A communicator of the native core. `open_communicator` creates objects of this class.
 
-    Its operations run eagerly and in `tf.function`, in the same order on all ranks. If a rank is
-    lost, all pending and later operations raise `tf.errors.UnavailableError` on every rank. Ranks
-    that call different operations raise `tf.errors.FailedPreconditionError`, which names both
-    operations.
+    Operations can be called eagerly and in a `tf.function`, in the same order on all ranks. If a
+    rank is lost, all pending and later operations raise `tf.errors.UnavailableError` on every
+    remaining rank. If two ranks call different operations, these raise a
+    `tf.errors.FailedPreconditionError` that names both operations.
 
     Args:
         name: the group's name.
-        context: this process's membership in the group, shared by all copies of this object.
+        context: this process's membership in the group. All copies of this object share it.
         options: the settings.
 
     Attributes:
-        bucket_bytes: tensors are reduced in collectives of about this size.
+        bucket_bytes: the approximate number of bytes that one collective reduces. Smaller tensors
+            are packed into buckets of this size.
     """
 
     def __init__(self, name: str, context: Context, options: Options) -> None:
@@ -327,10 +359,11 @@ class CoreCommunicator(NativeCommunicator):
         self.context = context
         self._options = options
         self.bucket_bytes = BUCKET_BYTES
-        # Set on first use, when TensorFlow's devices are initialized.
+        # These attributes are set on first use, because setting them initializes TensorFlow's
+        # devices.
         self._device: str | None = None
         self._token: tf.Tensor | None = None
-        self._gpu = 0  # the index among the context's GPUs, if it has any
+        self._gpu = 0  # an index into `context.gpus`, if there are any
         self._token_lock = threading.Lock()
 
     @property
@@ -345,7 +378,7 @@ class CoreCommunicator(NativeCommunicator):
 
     @property
     def hosts(self) -> tuple[int, ...]:
-        """For each rank, the number of its host."""
+        """For each rank, a number that identifies its host."""
         self._note_read()
         return self.context.hosts
 
@@ -367,7 +400,7 @@ class CoreCommunicator(NativeCommunicator):
         return (self.name,)
 
     def _note_read(self) -> None:
-        if self.context.session is not None:  # A group of threads does not change.
+        if self.context.session is not None:  # If the ranks are threads, the group never changes.
             registry.note_read()
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], key: str = "") -> list[tf.Tensor]:
@@ -412,7 +445,10 @@ class CoreCommunicator(NativeCommunicator):
             return native_ops.from_bits(bits, tensor.dtype)
 
     def broadcast(self, tensor: tf.Tensor, root: int = 0) -> tf.Tensor:
-        """Returns the root's value, bit for bit, on all ranks; shapes and types must agree."""
+        """Returns the root's tensor on all ranks, without changing any bit.
+
+        All ranks must pass a tensor of the same shape and type.
+        """
         if tensor.dtype in (tf.string, tf.resource, tf.variant):
             raise UnsupportedError(
                 f"A tensor of type {tensor.dtype.name} cannot be broadcast to the other workers. "
@@ -426,7 +462,7 @@ class CoreCommunicator(NativeCommunicator):
 
     @property
     def device(self) -> str:
-        """The device that operations run on: this process's CPU, or one of the context's GPUs."""
+        """The device on which operations run: this process's CPU, or one of the context's GPUs."""
         if self._device is None:
             gpus = self.context.gpus
             self._device = gpus[self._gpu].device if gpus else _cpu()
@@ -434,7 +470,7 @@ class CoreCommunicator(NativeCommunicator):
 
     @property
     def token(self) -> tf.Tensor:
-        """The resource that operations hold so that they run in order."""
+        """The resource that all operations take as an input, so that they run in program order."""
         tokens.note_collective()
         with self._token_lock:
             if self._token is None:
@@ -443,32 +479,38 @@ class CoreCommunicator(NativeCommunicator):
 
     @property
     def gpu(self) -> int:
-        """The index of this handle's GPU among the context's GPUs, if it has any."""
+        """The index of this object's GPU in `context.gpus`; 0 if operations run on the CPU."""
         return self._gpu
 
     def on_gpu(self, index: int) -> CoreCommunicator:
-        """The handle of one of the context's GPUs; each GPU contributes to every operation."""
+        """Returns the object through which one of the context's GPUs calls operations.
+
+        Every operation must be called for each of the context's GPUs.
+        """
         other = CoreCommunicator(self.name, self.context, self._options)
         other._gpu, other.bucket_bytes = index, self.bucket_bytes
         return other
 
     def with_buckets_of(self, bucket_bytes: int) -> CoreCommunicator:
-        """The same communicator, with buckets of about `bucket_bytes`."""
-        _ = self.token  # Created now, so that the copy shares it.
+        """Returns a copy that packs tensors into buckets of about `bucket_bytes`."""
+        _ = self.token  # Creates the token now, so that the copy has the same one.
         other = copy.copy(self)
         other.bucket_bytes = bucket_bytes
         return other
 
     def plan(self, tensors: Sequence[tf.Tensor]) -> list[list[int]]:
-        """Groups tensors into buckets, each reduced by one collective; see `buckets.plan`."""
+        """Groups tensors into buckets, so that one collective reduces all tensors of a bucket.
+
+        See `buckets.plan`.
+        """
         bytes_ = self.bucket_bytes
         return plan(tensors, bytes_, first_bytes=min(bytes_, FIRST_BYTES), alone_bytes=bytes_)
 
     def launches(self, plan: Sequence[Sequence[int]]) -> bool:
-        """Whether a plan's collectives may end as soon as GPUs have started them.
+        """Whether the collectives of a plan may end before the GPUs have computed their results.
 
-        True if a plan has several collectives and they run on GPUs, unless a callback inspects the
-        results of operations.
+        Starting several collectives without waiting for each result saves time. This is possible
+        only on GPUs, and only if no callback of TensorFlow inspects the results of operations.
         """
         return bool(self.context.gpus) and len(plan) > 1 and not are_results_watched()
 
@@ -481,17 +523,21 @@ class CoreCommunicator(NativeCommunicator):
         return self.context.traffic()
 
     def links(self) -> list[Link]:
-        """The system's statistics of the connection to each rank; zeros for ranks of this host."""
+        """Returns, for each rank, the operating system's statistics about the connection to it.
+
+        The statistics of ranks on this host are zero.
+        """
         return self.context.links()
 
     def abort(self, message: str) -> None:
-        """Fails all pending and later operations, on all ranks, with this message."""
+        """Makes all pending and later operations fail with this message, on all ranks."""
         self.context.aborter()(Cause(message))
 
     def step_failed(self, message: str) -> None:
-        """Reports that this rank's step failed; ranks that wait for it fail with this message.
+        """Reports that this rank's step has failed.
 
-        If the steps of all ranks fail, no rank waits, and the group remains usable.
+        Ranks that wait for this rank then fail with the same message. If the steps of all ranks
+        have failed, no rank waits for another, and the group can still be used.
         """
         self.context.step_failed(Cause(message, FAILED))
 
@@ -500,14 +546,15 @@ class CoreCommunicator(NativeCommunicator):
         self.context.close()
 
     def reopen(self, session: Session, options: Options) -> None:
-        """Opens this closed communicator again, with all ranks of a session.
+        """Opens this closed communicator again. It then connects the ranks of `session`.
 
-        All ranks of the session call this or `open_communicator` at the same time. From then on,
-        existing graphs and copies of this object use the new ranks.
+        All ranks of the session must call either this method or `open_communicator` at the same
+        time. Existing graphs and copies of this object then use the new ranks.
 
         Raises:
-            TfdistError: the group is not complete in time; the same error on all ranks.
-            ValueError: a process of the group already has a communicator with this name.
+            TfdistError: some ranks of the group have not connected before the time limit. All ranks
+                raise the same error.
+            ValueError: a process of the group already has an open communicator with this name.
         """
         mesh = _connect(session, self.name, range(session.size), options)
         assert mesh is not None
@@ -522,25 +569,29 @@ def _cpu() -> str:
 def open_communicator(
     session: Session, name: str, members: Sequence[int], options: Options, gpus: Sequence[Gpu] = ()
 ) -> CoreCommunicator | None:
-    """Connects a group of ranks; called by all ranks of the session together.
+    """Creates a communicator by connecting a group of ranks.
+
+    All ranks of the session must call this function together.
 
     Args:
-        session: the job's control connections.
+        session: the control connections of the job.
         name: the group's name, the same on all ranks.
-        members: the job's ranks in this process's group, in the order of the group; empty if this
-            process belongs to no group.
+        members: the members of this process's group, as ranks in the job. Their order determines
+            the ranks in the group. Empty if this process belongs to no group.
         options: the settings.
-        gpus: the GPUs that operations run on, each with a handle from `on_gpu`; empty for the CPU.
+        gpus: the GPUs on which operations run; empty if they run on the CPU. `on_gpu` returns the
+            object through which a GPU calls operations.
 
     Returns:
-        The communicator; None if this process belongs to no group.
+        The communicator; None if `members` is empty.
 
     Raises:
         NativeUnavailableError: the core cannot be compiled or loaded.
-        TfdistError: the group is not complete in time; the same error on all ranks.
-        ValueError: a process of the group already has a communicator with this name (the same error
-            on all ranks), `TFDIST_ALGORITHM` is not the name of an algorithm, or a GPU cannot be
-            used.
+        TfdistError: some ranks of the group have not connected before the time limit. All ranks
+            raise the same error.
+        ValueError: a process of the group already has an open communicator with this name, in which
+            case all ranks raise the same error. Or `TFDIST_ALGORITHM` is not the name of an
+            algorithm, or a GPU cannot be used.
     """
     mesh = _connect(session, name, members, options)
     if mesh is None:
@@ -560,7 +611,9 @@ def _connect(session: Session, name: str, members: Sequence[int], options: Optio
 def open_mesh(
     mesh: Mesh, options: Options, session: Session | None = None, gpus: Sequence[Gpu] = ()
 ) -> CoreCommunicator:
-    """The communicator of a connected rank; takes ownership of the mesh's descriptors.
+    """Creates the communicator of a rank that is already connected to the others.
+
+    The communicator becomes the owner of the mesh's descriptors.
 
     Raises:
         NativeUnavailableError: the core cannot be compiled or loaded.

@@ -1,7 +1,7 @@
-"""The native collectives as TensorFlow operations, with their gradients and data types.
+"""The native collectives as TensorFlow operations, and the gradients of these operations.
 
-Each collective takes a token (see `tokens`) and the name of a communicator. The ranks compare
-`key` to detect calls in a different order.
+Each function takes a token, which makes operations run in program order (see `tokens`), and the
+name of a communicator. The ranks compare `key`, to detect that they call different collectives.
 """
 
 import dataclasses
@@ -19,12 +19,13 @@ _BITS = {8: tf.int64, 4: tf.int32, 2: tf.int16, 1: tf.int8}
 
 
 def to_summable(tensor: tf.Tensor) -> tf.Tensor:
-    """Converts to a type that can be summed without loss of range.
+    """Converts a tensor to a type that collectives can sum.
 
-    bfloat16 becomes float32, small integers int32, complex numbers pairs of floats.
+    For example, bfloat16 is converted to float32, int8 is converted to int32, and a complex number
+    is converted to a pair of real numbers.
 
     Raises:
-        ValueError: values of the type cannot be summed (strings, resources).
+        ValueError: values of this type cannot be summed, such as strings and resources.
     """
     dtype = tensor.dtype
     if dtype in REDUCIBLE:
@@ -39,12 +40,15 @@ def to_summable(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def to_native_summable(tensor: tf.Tensor) -> tf.Tensor:
-    """As `to_summable`, but keeps bfloat16, which the native core sums in float32."""
+    """Converts a tensor like `to_summable`, but keeps bfloat16.
+
+    The native core sums bfloat16 in float32.
+    """
     return tensor if tensor.dtype == tf.bfloat16 else to_summable(tensor)
 
 
 def from_summable(value: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    """Converts a sum back to the type of the tensor passed to `to_summable`."""
+    """Converts a sum back to the type of `like`, the tensor that was passed to `to_summable`."""
     dtype = like.dtype
     if dtype == value.dtype:
         return value
@@ -54,7 +58,10 @@ def from_summable(value: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
 
 
 def to_bits(tensor: tf.Tensor) -> tf.Tensor:
-    """The bit pattern as int32 or int64, which a sum with zeros preserves."""
+    """Reinterprets the bits of a tensor as int32 or int64.
+
+    Unlike a float, an integer keeps its bits if a collective adds zeros to it.
+    """
     dtype = tensor.dtype
     if dtype.is_bool:
         return tf.cast(tensor, tf.int32)
@@ -63,7 +70,7 @@ def to_bits(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def from_bits(bits: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """The inverse of `to_bits`."""
+    """Converts the result of `to_bits` back to a tensor of type `dtype`."""
     if dtype.is_bool:
         return tf.cast(bits, tf.bool)
     if dtype.size < 4:
@@ -71,7 +78,7 @@ def from_bits(bits: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     return tf.bitcast(bits, dtype)
 
 
-# The types that the core supports.
+# The data types that the core's collectives support.
 TYPES = frozenset(
     {
         tf.bool,
@@ -99,13 +106,15 @@ def all_reduce(
     gpu: int = 0,
     awaited: bool = False,
 ) -> list[tf.Tensor]:
-    """Reduces tensors of one type in one collective.
+    """Reduces tensors in one collective. All tensors must have the same type.
 
     Args:
-        overlaps: whether the step continues concurrently; used only by the recorder.
-        gpu: the index of the tensors' GPU among the communicator's GPUs; 0 without GPUs.
-        awaited: whether the operation may end while a GPU still executes it; the result is then
-            available only after `await_launched`.
+        overlaps: whether the step runs other operations at the same time. Only the flight recorder
+            uses this information.
+        gpu: the index, among the communicator's GPUs, of the GPU that holds the tensors; 0 if the
+            communicator uses no GPUs.
+        awaited: whether the operation may end before the GPU has computed the result. Pass the
+            result to `await_launched` before any other operation uses it.
     """
     return list(
         _ops().tfdist_all_reduce(
@@ -124,7 +133,7 @@ def all_reduce(
 def await_launched(
     token: tf.Tensor, tensors: Sequence[tf.Tensor], communicator: str, key: str, *, gpu: int = 0
 ) -> list[tf.Tensor]:
-    """Returns the results of all `awaited` all-reduces together, once they are available."""
+    """Waits until the GPU has computed the results of `awaited` operations, and returns them."""
     return list(
         _ops().tfdist_await(
             token=token, tensors=tensors, communicator=communicator, key=key, gpu=gpu
@@ -146,14 +155,15 @@ def compressed_all_reduce(
     gpu: int = 0,
     awaited: bool = False,
 ) -> list[tf.Tensor]:
-    """Sums float32 tensors in one collective that sends encoded values.
+    """Sums float32 tensors in one collective, which encodes the values that it sends.
 
     Args:
-        errors: resources of float32 variables, one for each tensor, or none.
-        seed: an int64 scalar.
+        errors: the resources of the variables for error feedback, one float32 variable for each
+            tensor; empty if there is no error feedback.
+        seed: an int64 scalar, the seed of encodings that round at random.
         overlaps: as for `all_reduce`.
         gpu: as for `all_reduce`.
-        awaited: as for `all_reduce`; the variables of `errors` may also change until
+        awaited: as for `all_reduce`. The variables of `errors` are also not final before
             `await_launched` has ended.
     """
     return list(
@@ -176,7 +186,7 @@ def compressed_all_reduce(
 def reduce_scatter(
     token: tf.Tensor, tensor: tf.Tensor, op: str, communicator: str, key: str, *, gpu: int = 0
 ) -> tf.Tensor:
-    """This rank's shard, along the first axis, of the result of `all_reduce`."""
+    """Reduces a tensor like `all_reduce`, and returns only this rank's rows of the result."""
     return _ops().tfdist_reduce_scatter(
         token=token, tensor=tensor, op=op, communicator=communicator, key=key, gpu=gpu
     )
@@ -185,7 +195,10 @@ def reduce_scatter(
 def all_gather(
     token: tf.Tensor, tensor: tf.Tensor, communicator: str, key: str, *, gpu: int = 0
 ) -> tf.Tensor:
-    """Concatenates along the first axis; the numbers of rows may differ."""
+    """Concatenates the tensors of all ranks along the first axis.
+
+    The size of the first axis may differ between ranks.
+    """
     gathered = _ops().tfdist_all_gather(
         token=token, tensor=tensor, communicator=communicator, key=key, gpu=gpu
     )
@@ -203,7 +216,7 @@ def broadcast(
     *,
     gpu: int = 0,
 ) -> tf.Tensor:
-    """The root's tensor; the shapes must agree."""
+    """Returns the root's tensor. All ranks must pass tensors of the same shape."""
     return _ops().tfdist_broadcast(
         token=token, tensor=tensor, root=root, communicator=communicator, key=key, gpu=gpu
     )
@@ -212,7 +225,11 @@ def broadcast(
 def all_to_all(
     token: tf.Tensor, tensor: tf.Tensor, rows: tf.Tensor, communicator: str, key: str
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Sends `rows[r]` rows to each rank r; returns the received rows, and their number by rank."""
+    """Sends `rows[r]` rows of the tensor to each rank `r`.
+
+    Returns:
+        The received rows, and the number of rows received from each rank.
+    """
     received, received_rows = _ops().tfdist_all_to_all(
         token=token, tensor=tensor, rows=rows, communicator=communicator, key=key
     )
@@ -220,7 +237,7 @@ def all_to_all(
 
 
 def send(token: tf.Tensor, tensor: tf.Tensor, rank: int, communicator: str, key: str) -> Any:
-    """Sends to one rank, which must receive in the same order."""
+    """Sends a tensor to one rank. That rank must receive its messages in the order of the sends."""
     return _ops().tfdist_send(
         token=token, tensor=tensor, rank=rank, communicator=communicator, key=key
     )
@@ -229,7 +246,7 @@ def send(token: tf.Tensor, tensor: tf.Tensor, rank: int, communicator: str, key:
 def receive(
     token: tf.Tensor, shape: Any, dtype: tf.DType, rank: int, communicator: str, key: str
 ) -> tf.Tensor:
-    """Receives a tensor of known shape and type from one rank."""
+    """Receives a tensor from one rank. Its shape and type must be known."""
     return _ops().tfdist_receive(
         token=token,
         shape=tf.cast(shape, tf.int64),
@@ -241,7 +258,7 @@ def receive(
 
 
 def barrier(token: tf.Tensor, communicator: str, key: str) -> Any:
-    """Waits for all ranks."""
+    """Waits until all ranks have called this function."""
     return _ops().tfdist_barrier(token=token, communicator=communicator, key=key)
 
 
@@ -259,7 +276,7 @@ def _gpu(op: Any) -> int:
 
 
 def _rank(op: Any) -> Any:
-    """The index of the participant that called an operation."""
+    """Returns the index, among all participants, of the one that called an operation."""
     communicator = registry.get(op.get_attr("communicator").decode())
     return communicator.on_gpu(_gpu(op)).place()[0]
 

@@ -1,9 +1,10 @@
-"""The communicators of this process by name, and graphs that depend on the group.
+"""Registers the communicators of this process by name, and tracks graphs that depend on the group.
 
-A graph may be used again after the group has changed. tfdist's own operations in graphs read the
-rank and the number of workers whenever a graph runs (`place` of a communicator). If other code
-reads them while a graph is traced, they may become constants of the graph. Such reads are recorded
-here; after one, all graphs must be traced again when the group changes.
+A graph can be used again after the workers of the group have changed, if it does not contain the
+rank or the number of workers as a constant. The operations that tfdist adds to graphs read these
+values each time the graph runs (see `Communicator.place`). If other code reads `rank` or `size` of
+a communicator while a graph is traced, the value may become a constant of the graph. This module
+records such reads. If there were any, all graphs must be traced again when the group changes.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ _known = False
 
 
 class _TraceScope(threading.local):
-    """The scope of the code that a thread traces.
+    """Settings for the graph that a thread is tracing.
 
     Attributes:
-        overlaps: whether collectives that are added to a graph overlap with the step.
-        is_unnoted: whether reads of the rank or the number of workers are not recorded.
+        overlaps: whether collectives added to the graph run at the same time as other operations of
+            the step.
+        is_unnoted: whether reads of the rank and of the number of workers are ignored instead of
+            recorded.
     """
 
     overlaps = False
@@ -39,21 +42,27 @@ scope = _TraceScope()
 
 
 def note_read() -> None:
-    """Records that the graph being traced, if any, reads the rank or the number of workers."""
+    """Records that code reads the rank or the number of workers while it traces a graph.
+
+    Reads in eager execution are not recorded.
+    """
     global _known
     if not (_known or tf.executing_eagerly() or scope.is_unnoted):
         _known = True
 
 
 def note_stale() -> None:
-    """Records that graphs contain a rank or a number of workers that has changed."""
+    """Records that existing graphs contain an outdated rank or number of workers."""
     global _known
     _known = True
 
 
 @contextlib.contextmanager
 def unnoted() -> Iterator[None]:
-    """Does not record reads in this context: no graph keeps their values when the group changes."""
+    """Ignores reads of the rank and of the number of workers within this context.
+
+    Use this context only if no graph keeps the values after the group has changed.
+    """
     outer, scope.is_unnoted = scope.is_unnoted, True
     try:
         yield
@@ -62,17 +71,17 @@ def unnoted() -> Iterator[None]:
 
 
 def know_group() -> bool:
-    """Whether graphs may contain a rank or a number of workers, as recorded since `forget`."""
+    """Whether existing graphs may contain the rank or the number of workers as a constant."""
     return _known
 
 
 def forget() -> None:
-    """Declares that all graphs will be traced again before they run."""
+    """Forgets the recorded reads, because all graphs will be traced again before they run."""
     global _known
     _known = False
 
 
-# The names of the session's exchanges and notices in flight logs and the live view.
+# Flight logs and the live view show the session's exchanges and notices under these names.
 RESERVED = ("session", "notices")
 _ALONE = Alone()
 _communicators: dict[str, Any] = {}
@@ -81,24 +90,27 @@ _closed = NONE
 
 
 def put(name: str, communicator: Any) -> None:
-    """Registers a communicator under a name that no other open communicator has."""
+    """Registers an open communicator. No other open communicator may have the same name."""
     _communicators[name] = communicator
 
 
 def check_free(session: Session, name: str, members: Sequence[int]) -> None:
-    """Checks that no member of a new group uses its name yet; called by all ranks of the session.
+    """Checks that no member of a new group has an open communicator with the group's name.
+
+    All ranks of the session must call this function together.
 
     Args:
-        session: the job's control connections.
+        session: the control connections of the job.
         name: the name of the new communicator.
-        members: the job's ranks in this process's group; empty if it belongs to no group.
+        members: the members of this process's new group, as ranks in the job; empty if this process
+            belongs to no new group.
 
     Raises:
-        ValueError: a member of a group has an open communicator with this name, or the name is
-            reserved; the same error on all ranks.
+        ValueError: a member of a new group has an open communicator with this name, or the name is
+            reserved. All ranks raise the same error.
     """
     check_unreserved(name)
-    # The communicator of a single process may be replaced.
+    # A communicator that consists of this process alone may be replaced.
     taken = bool(members) and not isinstance(_communicators.get(name, _ALONE), Alone)
     for rank, answer in enumerate(session.exchange(f"communicator {name!r}", b"%d" % taken)):
         if answer == b"1":
@@ -107,7 +119,7 @@ def check_free(session: Session, name: str, members: Sequence[int]) -> None:
 
 
 def check_unreserved(name: str) -> None:
-    """Checks that a name is not one of tfdist's own.
+    """Checks that a name is not reserved for tfdist's own connections.
 
     Raises:
         ValueError: the name is reserved.
@@ -120,7 +132,7 @@ def check_unreserved(name: str) -> None:
 
 
 def check_new(name: str) -> None:
-    """Checks that this process has no communicator with a name.
+    """Checks that this process has no communicator with this name.
 
     Raises:
         ValueError: a communicator with this name exists.
@@ -137,7 +149,7 @@ def _taken(name: str, where: Any) -> ValueError:
 
 
 def get(name: str) -> Any:
-    """The communicator with a name.
+    """Returns the communicator with this name.
 
     Raises:
         ValueError: no communicator has this name.
@@ -153,31 +165,36 @@ def get(name: str) -> Any:
 
 
 def remove(name: str, communicator: Any) -> None:
-    """Removes a communicator, unless another one has replaced it.
+    """Removes a communicator, unless another communicator already has its name.
 
-    `traffic` still includes the traffic of the removed communicator.
+    The function `traffic` continues to count the traffic of the removed communicator.
     """
     global _closed
     with _lock:
         if _communicators.get(name) is communicator:
-            with contextlib.suppress(RuntimeError):  # The core has already left all groups.
+            # At exit, the core may have closed the communicator already, and has no counters for it
+            # then.
+            with contextlib.suppress(RuntimeError):
                 _closed = _sum([_closed, _traffic_of(communicator)])
             del _communicators[name]
 
 
 def forget_alone(name: str) -> None:
-    """Removes the communicator of a single process after that process has joined others."""
+    """Removes a communicator that consists of this process alone.
+
+    Called when this process has joined other workers.
+    """
     if isinstance(_communicators.get(name), Alone):
         del _communicators[name]
 
 
 def every() -> list[Any]:
-    """All registered communicators."""
+    """Returns all registered communicators."""
     return list(_communicators.values())
 
 
 def traffic() -> Traffic:
-    """The traffic of all communicators, including closed ones."""
+    """Returns the total traffic of all communicators, including closed ones."""
     with _lock:
         return _sum([_closed, *map(_traffic_of, every())])
 
@@ -187,7 +204,8 @@ def _traffic_of(communicator: Any) -> Traffic:
 
 
 def _sum(parts: Sequence[Traffic]) -> Traffic:
-    # Callbacks call this in every step, and `dataclasses.astuple` would copy deeply.
+    # Callbacks call this function in every step. `dataclasses.astuple` would be slower, because it
+    # makes deep copies.
     return Traffic(
         sum(part.collectives for part in parts),
         sum(part.shared_bytes for part in parts),
@@ -198,10 +216,11 @@ def _sum(parts: Sequence[Traffic]) -> Traffic:
 
 
 class OneRank(Alone, NativeCommunicator):
-    """The result of `tfdist.collective.communicator` in a single process.
+    """A communicator with a single rank, for a program that runs in one process.
 
-    It also has the methods of a `CoreCommunicator` that describe a group, so that a script works
-    with any number of processes.
+    `tfdist.collective.communicator` returns an object of this class if there is only one process.
+    The object also has the methods of `CoreCommunicator` that describe a group, so that the same
+    script works with any number of processes.
 
     Args:
         name: the group's name.
@@ -214,14 +233,14 @@ class OneRank(Alone, NativeCommunicator):
         self._failure: str | None = None
 
     def split(self, name: str, members: Sequence[int]) -> OneRank | None:
-        """Creates a communicator of this rank; see `NativeCommunicator.split`.
+        """Creates another communicator with a single rank; see `NativeCommunicator.split`.
 
         Args:
             name: the name of the new group.
-            members: `[0]`, or empty.
+            members: `[0]`, or an empty sequence if this process belongs to no new group.
 
         Raises:
-            ClusterError: the members include other ranks.
+            ClusterError: `members` contains a rank other than 0.
             ValueError: a communicator with this name exists.
         """
         check_unreserved(name)
@@ -238,23 +257,23 @@ class OneRank(Alone, NativeCommunicator):
         return part
 
     def traffic(self) -> Traffic:
-        """The traffic, which is zero."""
+        """Returns traffic counters that are all zero."""
         return NONE
 
     def links(self) -> list[Link]:
-        """The counts of the connection to this rank, which are zero."""
+        """Returns connection statistics for this rank that are all zero."""
         return list((Link * 1)())
 
     def abort(self, message: str) -> None:
-        """Fails all later operations with this message."""
+        """Makes all later operations fail with this message."""
         self._failure = f"{message.rstrip('.')}."
 
     def close(self) -> None:
-        """Leaves the group; idempotent."""
+        """Leaves the group; later calls have no effect."""
         remove(self.name, self)
 
     def check(self) -> None:
-        """Checks that the group can be used.
+        """Checks that the communicator has not been aborted.
 
         Raises:
             tf.errors.UnavailableError: `abort` has been called.
@@ -263,10 +282,11 @@ class OneRank(Alone, NativeCommunicator):
             raise tf.errors.UnavailableError(None, None, self._failure)
 
     def all_to_all(self, tensor: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns all rows of the tensor, since all are for this rank, and their number.
+        """Returns all rows and their number, because this rank is the only receiver.
 
         Raises:
-            tf.errors.InvalidArgumentError: `rows` is not a vector of the number of rows.
+            tf.errors.InvalidArgumentError: `rows` is not a vector with one element, the tensor's
+                number of rows.
         """
         count = tf.shape(tensor, tf.int64)[:1]
         wrong = (
@@ -290,6 +310,6 @@ class OneRank(Alone, NativeCommunicator):
 
 
 def invalid(message: str) -> Exception:
-    """The error for an argument that a collective rejects."""
+    """Creates the error that a collective raises for an invalid argument."""
     error: Exception = tf.errors.InvalidArgumentError(None, None, message)
     return error

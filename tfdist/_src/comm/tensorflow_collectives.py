@@ -1,9 +1,9 @@
-"""A communicator over TensorFlow's collectives: RING on CPUs, NCCL on GPUs.
+"""A communicator that uses TensorFlow's own collectives: RING on CPUs, and NCCL on GPUs.
 
-TensorFlow matches the participants of a collective by an instance key. It must be the same on all
-participants, and new in every call. A graph reads the key from a counter variable when it runs. So
-the keys match even if the participants trace a function at different times, and in loops and
-conditionals.
+In TensorFlow, the participants of a collective find each other by an instance key. The key must be
+the same on all participants, and different in every call. Here, each call increments a counter
+variable and uses its value as the key. Because a graph does this each time it runs, the keys also
+match in loops and conditionals, and if the participants trace a function at different times.
 """
 
 from collections.abc import Sequence
@@ -20,21 +20,23 @@ from tfdist.errors import UnsupportedError
 
 
 class TensorFlowCommunicator:
-    """One device's handle on a group of devices.
+    """Connects one device with the other devices of a group.
 
     Args:
-        device: the full name of the participating device.
-        rank: its rank in the group.
+        device: the full name of this participant's device.
+        rank: the rank of the device in the group.
         size: the number of participants.
-        group_key: a number that identifies the group, the same on all of its members.
+        group_key: a number that identifies the group. It must be the same on all participants.
         implementation: `"AUTO"`, `"RING"` or `"NCCL"`.
-        timeout: seconds that a collective waits for the other participants; 0 for no limit.
-        bucket_bytes: tensors are packed into buckets of about this size.
-        places: for each rank, its position among the participants sorted by device name, which is
-            the order in which TensorFlow gathers; by default the rank.
+        timeout: the number of seconds for which a collective waits for the other participants; 0
+            for no limit.
+        bucket_bytes: the approximate size of the buckets into which tensors are packed, in bytes.
+        places: for each rank, the position of its device if all devices are sorted by name.
+            TensorFlow's gather concatenates tensors in the order of the device names. By default,
+            the positions equal the ranks.
 
     Raises:
-        UnsupportedError: TensorFlow's collectives do not support an operation.
+        UnsupportedError: in `broadcast`, TensorFlow's collectives do not support the tensor's type.
     """
 
     def __init__(
@@ -130,7 +132,10 @@ class TensorFlowCommunicator:
         return tf.ensure_shape(reduced, tensor.shape)
 
     def _gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Concatenates tensors of the same shape with at least one row."""
+        """Concatenates the tensors of all participants along the first axis.
+
+        The tensors must have the same shape and at least one row.
+        """
         gather = tf.raw_ops.CollectiveGatherV2
         if tensor.shape[1:].num_elements():
             return self._run(gather, tensor)
@@ -152,9 +157,10 @@ class TensorFlowCommunicator:
             )
 
         if not tf.executing_eagerly() and is_in_loop():
-            # TensorFlow also matches participants by the name of the enclosing loop, and the loops
-            # of two devices in one graph differ in name. In a function that is not inlined, the
-            # collective has no enclosing loop.
+            # TensorFlow also compares the name of the loop that contains a collective. If one graph
+            # contains the loops of two devices, the loops have different names, and the collectives
+            # would not match. In a function that is not inlined, the collective is not part of a
+            # loop.
             run = tf.function(run, autograph=False, experimental_attributes={"_noinline": True})
         return run(tensor, self._next_instance(), self._ordering())
 
@@ -164,7 +170,8 @@ class TensorFlowCommunicator:
             return tf.raw_ops.ReadVariableOp(resource=self._membership.counter, dtype=tf.int32)
 
     def _ordering(self) -> list[tf.Tensor]:
-        # NCCL must launch in the same order on all ranks; RING can run several collectives at once.
+        # All ranks must start NCCL's collectives in the same order, so these use a single ordering
+        # resource. With RING, several collectives can run at the same time.
         tokens.note_collective()
         ordering = self._membership.ordering
         self._membership.calls += 1
@@ -173,19 +180,19 @@ class TensorFlowCommunicator:
 
 
 def _with_an_element(tensor: tf.Tensor) -> tf.Tensor:
-    """The elements of a tensor and a zero, because TensorFlow crashes if there are no elements."""
+    """Returns the elements of a tensor and a zero, since TensorFlow crashes on an empty tensor."""
     return tf.concat([tf.reshape(tensor, [-1]), tf.zeros([1], tensor.dtype)], axis=0)
 
 
 @dataclass
 class _Membership:
-    """A device's membership in a group, shared by all communicators of the device and the group.
+    """The state that all communicators with the same device and group share.
 
     Attributes:
-        counter: the last instance key, a resource on the host.
-        ordering: resources on the device. An operation that holds one of them runs on that device;
-            operations that hold the same resource run in order.
-        calls: the number of operations created so far.
+        counter: the resource of a variable on the host that contains the last instance key.
+        ordering: resources on the device. Each operation takes one of them as an input, and
+            therefore runs on the device. Operations with the same resource run in program order.
+        calls: the number of collective operations created so far.
     """
 
     counter: tf.Tensor

@@ -1,6 +1,8 @@
-"""Call sites, tokens that order collectives, and operations of atomic steps.
+"""Names of collectives, tokens that order collectives, and operations that make steps atomic.
 
-Collectives that ranks call at different lines do not match, even if their shapes agree.
+By default, a collective is named after the file and line of the user's call. If two ranks call
+collectives at different lines, the names differ, and the mistake is detected even if the shapes of
+the tensors are equal.
 """
 
 import functools
@@ -21,14 +23,15 @@ from tfdist._src.internals.tensorflow import traced_stack
 from tfdist.errors import UnsupportedError
 
 _PACKAGES = ("tfdist", "tensorflow", "keras")
-# Part of the name of a file that autograph has generated; only TensorFlow knows the original lines.
+# This text is part of the names of files that AutoGraph generates. Only TensorFlow can map a line
+# of such a file to the line that the user wrote.
 _GENERATED = "__autograph_generated_file"
-# TensorFlow's frames between the caller and the called function.
+# Files of TensorFlow that only forward a call to the called function.
 _WRAPPERS = re.compile(r"[/\\](autograph|util)[/\\]")
 
 
 def of_call() -> str:
-    """The file and line of the innermost frame outside tfdist, TensorFlow and Keras.
+    """Returns the file and line of the innermost frame outside tfdist, TensorFlow and Keras.
 
     Example:
         >>> of_call()
@@ -41,14 +44,17 @@ def of_call() -> str:
 
 
 def of_tensorflow_call(*functions: str) -> str:
-    """The line at which user code calls a TensorFlow function that leads to this call.
+    """Returns the line of user code that calls one of the given TensorFlow functions.
+
+    The function must be on the stack of this call.
 
     Args:
-        functions: the names of the TensorFlow functions.
+        functions: the names of the TensorFlow functions to look for.
 
     Returns:
-        The file and line, as for `of_call`. "" if Keras, tfdist or another TensorFlow function
-        calls the function, because several lines of user code may lead to such a call.
+        The file and line, as in `of_call`. "" if user code does not call the function itself, but
+        through Keras, tfdist or another TensorFlow function. Such a call may have several causes in
+        user code.
     """
     frame = sys._getframe(1).f_back
     called = None
@@ -70,7 +76,7 @@ def _text(frame: FrameType | None) -> str:
     if _GENERATED in file:
         original = next((site for site in traced_stack() if not _package(site[0])), (file, line))
         if _GENERATED in original[0]:
-            # In a thread started by the user, TensorFlow does not know the original line.
+            # In a thread that the user has started, TensorFlow does not know the user's line.
             return f"{frame.f_code.co_name.removeprefix('tf__')}:{line}"
         file, line = original
     return f"{_name(file)}:{line}"
@@ -78,13 +84,17 @@ def _text(frame: FrameType | None) -> str:
 
 @functools.cache
 def _name(file: str) -> str:
-    """A file's name without the number of a notebook cell, which differs between hosts."""
+    """Returns a file's name without its folder.
+
+    For a notebook cell, the number of the cell is also removed, because it may differ between
+    workers.
+    """
     return re.sub(r"^<ipython-input-\d+-", "<ipython-input-", os.path.basename(file))
 
 
 @functools.cache
 def _package(file: str) -> str:
-    """The element of `_PACKAGES` that a file belongs to; "" for none."""
+    """Returns the package in `_PACKAGES` that contains a file; "" if none of them does."""
     return next((name for name, folder in _folders() if file.startswith(folder)), "")
 
 
@@ -99,16 +109,16 @@ _uses = 0
 
 
 def note_use() -> None:
-    """Records that a collective runs, or is added to a graph."""
+    """Counts a use of a collective: it is run eagerly, or is added to a graph."""
     global _uses
     _uses += 1
 
 
 def note_collective() -> None:
-    """Records that a collective is about to run, or to be added to a graph.
+    """Counts a use of a collective, and checks that the collective is allowed here.
 
     Raises:
-        UnsupportedError: XLA would compile it.
+        UnsupportedError: the collective is in a function that XLA compiles as a whole.
     """
     if not tf.executing_eagerly() and is_compiled_whole():
         raise refusal_to_compile(of_call())
@@ -116,10 +126,10 @@ def note_collective() -> None:
 
 
 def refusal_to_compile(where: str) -> UnsupportedError:
-    """The error for a collective in a function that XLA is to compile as a whole.
+    """Creates the error for a collective in a function that XLA compiles as a whole.
 
     Args:
-        where: the collective's location, or "".
+        where: the file and line of the collective; "" if they are unknown.
     """
     return UnsupportedError(
         f"XLA cannot compile a collective{f' ({where})' if where else ''}, and a tf.function "
@@ -129,25 +139,27 @@ def refusal_to_compile(where: str) -> UnsupportedError:
 
 
 def uses() -> int:
-    """The number of uses of collectives recorded so far in this process."""
+    """Returns the number of uses of collectives counted so far in this process."""
     return _uses
 
 
 def apart(value: tf.Tensor) -> tf.Tensor:
-    """A new tensor with a collective's result, with which other operations can be colocated.
+    """Copies the result of a collective, so that other operations can be colocated with the copy.
 
-    An operation that is colocated with the collective itself must run on the device of the
-    collective's token, a GPU, and would therefore need a GPU kernel.
+    A collective runs on the device of its token, which may be a GPU. An operation that is colocated
+    with the collective itself would have to run on this GPU, but some operations have no GPU
+    kernel.
     """
     return tf.identity(value)
 
 
 def make(device: str, dtype: tf.DType, shape: Sequence[int] = ()) -> tf.Tensor:
-    """Creates a resource on a device: a variable that is filled with zeros.
+    """Creates the resource of a variable on a device, and fills the variable with zeros.
 
-    Operations that hold the same resource run in order, on the resource's device.
+    Operations that take the same resource as an input run in program order, on the resource's
+    device.
     """
-    # A bare resource, because a strategy in scope would mirror a tf.Variable.
+    # A `tf.Variable` would be mirrored by a strategy in scope, so the resource is created directly.
     with tf.init_scope(), tf.device(device):
         name = f"collective_{uuid.uuid4().hex}"
         handle = tf.raw_ops.VarHandleOp(dtype=dtype, shape=shape, shared_name=name)
@@ -157,7 +169,7 @@ def make(device: str, dtype: tf.DType, shape: Sequence[int] = ()) -> tf.Tensor:
 
 
 def assign(resource: tf.Tensor, value: tf.Tensor) -> None:
-    """Sets the value of a resource; called eagerly."""
+    """Assigns a value to the variable of a resource; must be called eagerly."""
     tf.raw_ops.AssignVariableOp(resource=resource, value=value)
 
 
@@ -167,71 +179,79 @@ def is_token(resource: tf.Tensor) -> bool:
 
 
 def begins(*, complete: bool) -> Any:
-    """Adds an operation that begins a step.
+    """Adds an operation that marks the beginning of a step that can be rolled back.
 
     Args:
-        complete: whether `keep` is called for all variables that the step writes.
+        complete: whether `keep` is called for every variable that the step writes. If so, the whole
+            step can be undone even while it updates variables.
 
     Returns:
-        The operation, for control dependencies; None if executed eagerly.
+        The operation, for use in control dependencies; None in eager execution.
     """
     return native.load_ops().tfdist_step_begins(order=_order(), complete=complete)
 
 
 def keep(resources: Sequence[tf.Tensor]) -> list[Any]:
-    """Adds operations that keep the present values of variables until the step is committed.
+    """Adds operations that save the current values of variables until the step is committed.
 
     Args:
-        resources: the variables' resources; other resources are skipped.
+        resources: the resources of the variables. Resources that are not variables are ignored.
 
     Returns:
-        The operations, one for each device.
+        The operations, one for each device that has some of the variables.
     """
     ops = native.load_ops()
     return [ops.tfdist_keep(variables=some) for some in _by_device(resources)]
 
 
 def update_begins(resources: Sequence[tf.Tensor]) -> None:
-    """Adds operations that mark the end of the step's communication and the start of its update.
+    """Adds operations that mark the point at which a step begins to update variables.
 
-    Later operations on these variables run after the mark.
+    At this point, the step has finished all communication. Operations on these variables that are
+    added later run after the mark.
 
     Args:
-        resources: the variables' resources.
+        resources: the resources of the variables that the step updates.
     """
     for some in _by_device(resources):
         native.load_ops().tfdist_update_begins(variables=some)
 
 
 def prepares(resources: Sequence[tf.Tensor]) -> list[Any]:
-    """Adds operations that wait until the step has written this worker's worker-local state.
+    """Adds operations that wait until the step has updated this worker's worker-local state.
 
-    From then on, this worker can redo the step if other workers have committed it.
+    Worker-local state consists of variables that differ between workers. After these updates, this
+    worker can redo a step that it has rolled back but that other workers have committed.
 
     Args:
-        resources: the resources of the variables.
+        resources: the resources of the worker-local variables.
 
     Returns:
-        The operations, one for each device. Between these operations and the commit, the program
-        must run a collective in which all workers wait for this worker.
+        The operations, one for each device that has some of the variables. Between these operations
+        and the commit, the program must run a collective in which all workers wait for this worker.
     """
     return [native.load_ops().tfdist_step_prepares(variables=v) for v in _by_device(resources)]
 
 
 def commits() -> Any:
-    """Adds an operation that commits the step, and returns it for control dependencies."""
+    """Adds an operation that commits the step.
+
+    Returns:
+        The operation, for use in control dependencies.
+    """
     return native.load_ops().tfdist_step_commits(order=_order())
 
 
 def roll_back(*, redoable: bool) -> tuple[int, bool]:
-    """Restores the values that were kept for an uncommitted step.
+    """Restores the values that `keep` has saved, if the current step is not committed.
 
     Args:
-        redoable: whether to keep the replaced values until the next step, for `redo`.
+        redoable: whether to save the step's own values until the next step, so that `redo` can
+            restore them.
 
     Returns:
-        The number of steps that this process has committed, and whether all writes of the
-        uncommitted step are undone.
+        The number of steps that this process has committed, and whether everything that the
+        uncommitted step had written is undone.
     """
     with tf.init_scope(), tf.device("CPU:0"):
         committed, whole = native.load_ops().tfdist_roll_back(redoable=redoable)
@@ -239,13 +259,13 @@ def roll_back(*, redoable: bool) -> tuple[int, bool]:
 
 
 def redo() -> None:
-    """Restores the values that a redoable `roll_back` has replaced."""
+    """Restores the values of the step that the last `roll_back(redoable=True)` has undone."""
     with tf.init_scope(), tf.device("CPU:0"):
         native.load_ops().tfdist_redo()
 
 
 def _by_device(resources: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
-    """Groups resources by device: an operation runs on the device of its resources."""
+    """Groups resources by device, because an operation runs on the device of its resources."""
     groups: dict[str, list[tf.Tensor]] = {}
     for resource in resources:
         groups.setdefault(resource.device, []).append(resource)

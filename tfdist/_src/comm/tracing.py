@@ -1,4 +1,9 @@
-"""Marks, spans and counters of a step, for the flight recorder and timelines."""
+"""Marks and spans in the graph of a step, and counters of this process's activity.
+
+A mark is an operation that reports to the core that the step has reached a certain point. The
+flight recorder and timelines use these reports. A span is a recorded interval of time in a
+timeline.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +24,20 @@ from tfdist._src.native.api import Activity as Counters
 
 
 def ready(communicator: str, key: str = "", *, stalls: bool = True) -> Any:
-    """Adds a mark, an operation that reports that the inputs of a collective are available.
+    """Adds a mark that reports that the inputs of a collective are available.
 
     Args:
         communicator: the communicator's name.
-        key: the collective's key. With "", the mark reports instead that the step has no more work
-            to do concurrently with the current collective.
-        stalls: whether the step waits for the collective from now on.
+        key: the key of the collective. If the key is "", the mark instead reports that the step now
+            waits for the current collective, because it has nothing else to run.
+        stalls: whether the step waits for the collective from this point on.
 
     Returns:
-        The operation, for control dependencies.
+        The operation, for use in control dependencies.
     """
-    # Marks with the same resource run in order. A collective's inputs must be reported at once,
-    # without waiting for a stall mark, which runs when everything is ready. So there are two
-    # resources.
+    # Marks with the same resource run in program order. The mark for a collective's inputs must run
+    # immediately, and must not wait for a mark with an empty key, which runs only when the step has
+    # nothing else to run. Therefore the two kinds of marks have different resources.
     order = _order("ready" if key else "stalls")
     return native.load_ops().tfdist_ready(
         order=order, communicator=communicator, key=key, stalls=stalls
@@ -50,12 +55,23 @@ def input_ends() -> None:
 
 
 def span_begins() -> tf.Tensor:
-    """Adds a mark that begins a span; returns the time for `span_ends`, 0 if none is recorded."""
+    """Adds a mark that begins a span.
+
+    Returns:
+        The start time, to be passed to `span_ends`. It is 0 if no spans are being recorded when the
+        mark runs.
+    """
     return native.load_ops().tfdist_span_begins(order=_order("spans"))
 
 
 def span_ends(begin: tf.Tensor, lane: str, name: str) -> None:
-    """Adds a mark that ends a span."""
+    """Adds a mark that ends a span.
+
+    Args:
+        begin: the result of `span_begins`.
+        lane: the lane of the timeline that shows the span.
+        name: the name of the span.
+    """
     native.load_ops().tfdist_span_ends(order=_order("spans"), begin=begin, lane=lane, span=name)
 
 
@@ -65,11 +81,12 @@ def _order(kind: str) -> tf.Tensor:
 
 @functools.cache
 def _resource(kind: str, replica: int | None) -> tf.Tensor:
-    """The resource that orders marks of one kind without delaying marks of other kinds.
+    """Returns the resource that makes the marks of one kind run in program order.
 
-    Each replica has its own resource. A conditional that contains a mark holds the mark's resource.
-    The conditionals of two replicas may contain parts of the same collective, so they must not wait
-    for each other.
+    Marks of different kinds do not wait for each other, and neither do marks of different replicas.
+    A conditional that contains a mark takes the mark's resource as an input. If two replicas shared
+    a resource, their conditionals would run one after the other. This could cause a deadlock,
+    because each conditional may contain the replica's part of the same collective.
     """
     return tokens.make(str(tf.config.list_logical_devices("CPU")[0].name), tf.float32)
 
@@ -91,23 +108,28 @@ _NANOSECONDS = 1e-9
 
 @dataclass(frozen=True)
 class Activity:
-    """The activity of this process since it started, or between two moments.
+    """Counters of this process's activity, either since its start or between two points in time.
 
-    Times are in seconds, and exclude time during which the step ran concurrently with its
-    collectives.
+    Times are in seconds. Time during which a step ran other operations at the same time as a
+    collective does not count as waiting.
 
     Attributes:
-        steps: steps of training, evaluation and prediction that have received their input.
-        input: time spent waiting for batches that have since arrived.
-        workers: time spent waiting for other workers to join a collective or to send a message.
-        network: time spent waiting for the data of a collective or a message to move.
-        operations: the collectives and messages that have succeeded, by kind.
-        bus_bytes: the sum over these operations of the bytes of all values times the minimum share
-            that each link must carry, from which nccl-tests computes the bus bandwidth.
-        bus_time: the total duration of these operations; each counts from when all workers had
-            joined it.
-        input_since: the start of the current wait for a batch, by `time.monotonic()`; None if the
-            step waits for no batch.
+        steps: the number of steps of training, evaluation and prediction that have received their
+            input.
+        input: the time that steps have waited for batches. A wait that has not ended yet does not
+            count.
+        workers: the time that steps have waited for other workers to join a collective or to send a
+            message.
+        network: the time that steps have waited while the data of a collective or message was
+            transferred.
+        operations: for each kind of collective and message, the number of calls that have
+            succeeded.
+        bus_bytes: the minimum number of bytes that each link had to transfer for these operations,
+            as defined by the "bus bandwidth" of nccl-tests.
+        bus_time: the total duration of these operations. The time before the last worker joined an
+            operation does not count.
+        input_since: the time when the current step began to wait for its batch, on the clock of
+            `time.monotonic()`; None if it is not waiting for a batch.
     """
 
     steps: int = 0
@@ -120,7 +142,7 @@ class Activity:
     input_since: float | None = None
 
     def since(self, earlier: Activity) -> Activity:
-        """Returns the activity between an earlier moment and this one."""
+        """Returns the activity since `earlier`, the result of an earlier call of `read`."""
         return Activity(
             self.steps - earlier.steps,
             self.input - earlier.input,
@@ -134,7 +156,7 @@ class Activity:
 
 
 def read() -> Activity | None:
-    """Returns the activity so far; None if this process has not loaded the native core."""
+    """Returns the activity so far; None if this process has not loaded the native operations."""
     if not native.has_ops():
         return None
     counters = Counters()
@@ -152,10 +174,12 @@ def read() -> Activity | None:
 
 
 class GraphSpan:
-    """A span between two points of the graph that is being traced; no effect in eager execution.
+    """Records the time between two points of a graph in the timeline.
+
+    Has no effect in eager execution.
 
     Args:
-        after: the span begins once these tensors are available.
+        after: the tensors that must be available before the span begins.
     """
 
     def __init__(self, after: Sequence[Any]) -> None:
@@ -168,15 +192,17 @@ class GraphSpan:
             self._begin = span_begins()
 
     def end(self, lane: str, name: str, after: Sequence[Any] | None = None) -> None:
-        """Adds the end of the span.
+        """Adds the mark that ends the span.
 
         Args:
             lane: the lane of the timeline that shows the span.
-            name: the span's name.
-            after: the span ends once these tensors are available; by default, once all operations
-                added since its beginning have run, except operations that cannot write variables.
+            name: the name of the span.
+            after: the tensors that must be available before the span ends. By default, the span
+                ends when all operations have run that were added to the graph since the span's
+                beginning and may write a variable.
         """
-        # In the graph of another function, such as a branch of a conditional, no end can be added.
+        # The end must be in the same graph as the beginning, and not, for example, in a branch of a
+        # conditional.
         if self._begin is None or tf.compat.v1.get_default_graph() is not self._graph:
             return
         if after is None:
@@ -191,20 +217,21 @@ class GraphSpan:
 
 
 def _acts(operation: Any) -> bool:
-    """Whether an operation writes a variable, or may do so."""
+    """Whether an operation may write a variable."""
     kind = operation.type
     return "Assign" in kind or kind.startswith("ResourceApply") or kind.endswith(("If", "While"))
 
 
-# The graph collection with the marks of the collectives that overlap with the step.
+# The name of the graph collection that contains the marks of collectives that overlap with the
+# step.
 _BESIDE = "tfdist_collectives_beside"
 
 
 @contextlib.contextmanager
 def overlapping() -> Iterator[None]:
-    """Records that collectives added to a graph in this context overlap with the step.
+    """Declares that collectives added to a graph within this context overlap with the step.
 
-    The step needs their results only later.
+    The step needs the results of these collectives only later, and runs other operations meanwhile.
     """
     outer, scope.overlaps = scope.overlaps, True
     try:
@@ -215,14 +242,14 @@ def overlapping() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Tensors that are reduced in one collective.
+    """A group of tensors that one collective reduces.
 
     Attributes:
-        key: the collective's key.
-        members: the indices of the tensors.
-        overlaps: whether the step continues concurrently with the collective.
-        marks: marks that must run before the collective, so that the recorder receives them in
-            time.
+        key: the key of the collective.
+        members: the indices of the bucket's tensors among all tensors to reduce.
+        overlaps: whether the step runs other operations at the same time as the collective.
+        marks: the marks that must run before the collective, so that the flight recorder receives
+            them before the collective begins.
     """
 
     key: str
@@ -239,20 +266,21 @@ def marked_buckets(
     *,
     notes: bool = True,
 ) -> Iterator[Bucket]:
-    """Yields the buckets of a reduction; in a graph, with marks for when their tensors are ready.
+    """Yields the buckets of a reduction. In a graph, adds marks that report when tensors are ready.
 
-    A collective starts only after the preceding collectives have ended, so its start does not show
-    when its tensors were ready. The step runs concurrently with all collectives but the last one:
-    once all tensors are ready, the step waits. A single collective needs a mark only if it
-    overlaps with the step, because the step may then wait for a collective that is not queued yet.
+    The marks are needed because a collective begins only after the collectives before it have
+    ended. Its start time therefore does not show when its tensors were ready. While tensors are
+    still being computed, the step runs at the same time as the collectives of the first buckets.
+    When the tensors of all buckets are ready, the step waits. If there is only one bucket, a mark
+    is added only if its collective overlaps with the step.
 
     Args:
         communicator: the communicator's name.
-        key: the reduction's key.
+        key: the key of the reduction.
         tensors: the tensors to reduce.
         plan: for each bucket, the indices of its tensors.
-        notes: whether this replica adds marks; only one of the replicas that share a communicator
-            in a process does so.
+        notes: whether to add marks. Of the replicas that share a communicator in a process, only
+            one must add marks.
     """
     last = len(plan) - 1
     for number, members in enumerate(plan):
@@ -268,14 +296,15 @@ def marked_buckets(
 
 
 def mark_stall(communicator: str, values: Sequence[tf.Tensor]) -> None:
-    """Adds a mark to a graph: after these values, the step waits for an overlapping collective.
+    """Adds a mark that reports that the step now waits for an overlapping collective.
 
     Args:
         communicator: the communicator's name.
-        values: the values that the step computes before it needs the collective.
+        values: the tensors that the step computes before it needs the result of the collective.
     """
     if not tf.executing_eagerly():
-        # In a short step, the values may be ready before the collective's own mark has run.
+        # In a short step, `values` may be ready before the marks of the collectives have run. This
+        # mark must run after those.
         begun = tf.compat.v1.get_default_graph().get_collection(_BESIDE)
         if begun:
             with _after([*values, *begun]):

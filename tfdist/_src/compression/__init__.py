@@ -1,1 +1,1 @@
-"""Gradient codecs, and the compressor that applies them."""
+"""Codecs for gradients, and the compressor that applies a codec to an optimizer's gradients."""

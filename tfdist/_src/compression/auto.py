@@ -1,4 +1,4 @@
-"""Chooses a codec by measuring how long a step's gradients take on the links."""
+"""Chooses a codec by measuring how long the workers need to sum a step's gradients."""
 
 import dataclasses
 import functools
@@ -21,24 +21,29 @@ from tfdist._src.log import logger
 _PROBE_VALUES = 64 << 10
 _PROBES = 5
 _ROUNDS = 3
-# Consecutive runs per codec and round: a link may transfer the first bytes faster.
+# The number of consecutive runs of a codec in a round. One run is not enough, because a link may
+# transfer the first bytes faster than the following ones.
 _RUNS = 3
 _SAMPLE_VALUES = 8 << 20
-# The uncompressed sum is extrapolated from a sum that takes this long, or measured in full.
+# The uncompressed sum is measured with an increasing number of values. Once it takes this many
+# seconds, the time for all values is extrapolated.
 _PLAIN_SECONDS = 0.2
-# A codec is skipped if its bytes alone take this many times the fastest codec's time.
+# A codec is not measured if the transfer of its bytes would take longer than this factor times the
+# time of the fastest codec.
 _SKIP_FACTOR = 1.5
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """Measured times, the same on all workers.
+    """The times that the workers have measured. All workers have the same values.
 
     Attributes:
-        seconds: for each codec, the time of a step's gradients on the slowest worker. Codecs are
-            missing if their bytes alone take too long, or if their sums differ between workers. The
-            time without a codec (None) is an estimate if it is too long.
-        link_seconds: the time of a small sum without a codec.
+        seconds: for each codec, the time that the slowest worker needs to sum a step's gradients.
+            The key None is the time without a codec, which is an estimate if the sum takes long.
+            Codecs are missing if the transfer of their bytes would take too long, or if their sums
+            differed between workers.
+        link_seconds: the time of a small sum without a codec. It shows later whether the links have
+            become faster or slower.
     """
 
     seconds: dict[Codec | None, float]
@@ -46,10 +51,16 @@ class Measurement:
 
 
 def probe(exchange: Exchange) -> float:
-    """Returns the seconds of a small sum over all workers, the same on all; called by all."""
+    """Measures the time of a small sum over all workers.
+
+    All workers must call this function together.
+
+    Returns:
+        The number of seconds on the slowest worker, the same on all workers.
+    """
     values = tf.zeros([_PROBE_VALUES])
     run = functools.partial(exchange.workers.all_reduce, [values])
-    # The first run allocates memory.
+    # The first run does not count, because it also allocates memory.
     seconds = [_time(exchange, run)[0] for _ in range(1 + _PROBES)][1:]
     return _slowest(exchange, [min(seconds)])[0]
 
@@ -57,12 +68,14 @@ def probe(exchange: Exchange) -> float:
 def measure(
     exchange: Exchange, codecs: Sequence[Codec | None], shapes: Sequence[Shape], device: str
 ) -> Measurement:
-    """Sums gradients with each codec, in rounds; called by all workers together.
+    """Measures how long the workers need to sum gradients with each codec.
+
+    All workers must call this function together.
 
     Args:
-        exchange: the route to the other workers.
-        codecs: the codecs; None means no compression.
-        shapes: the shapes of all gradients.
+        exchange: the connections of this replica to the other workers.
+        codecs: the codecs to measure. None stands for a sum without compression.
+        shapes: the shapes of all gradients of a step.
         device: the replica's device.
     """
     link = probe(exchange)
@@ -75,7 +88,7 @@ def measure(
         if estimates[codec] > _SKIP_FACTOR * fastest:
             continue
         runs[codec] = _Sum(exchange, codec, sample, device)
-        _time(exchange, runs[codec])  # The first run allocates memory.
+        _time(exchange, runs[codec])  # This run does not count, because it also allocates memory.
         fastest = min(fastest, *_slowest(exchange, [_time(exchange, runs[codec])[0]]))
     samples: dict[Codec | None, list[float]] = {codec: [] for codec in runs}
     checksums = dict.fromkeys(runs, 0)
@@ -96,7 +109,10 @@ def measure(
 
 
 def _plain_seconds(exchange: Exchange, values: int, device: str) -> float:
-    """The seconds of a sum without a codec, extrapolated from fewer values if it takes long."""
+    """Measures the seconds that a sum of `values` values takes without a codec.
+
+    If the sum takes long, its time is extrapolated from a sum of fewer values.
+    """
     some = min(values, _PROBE_VALUES)
     while True:
         with tf.device(device):
@@ -106,14 +122,14 @@ def _plain_seconds(exchange: Exchange, values: int, device: str) -> float:
         if seconds >= _PLAIN_SECONDS:
             return seconds * values / some
         if some == values:
-            # The first run has allocated memory.
+            # Measure again, because the first run has also allocated memory.
             again = [_time(exchange, run)[0] for _ in range(_ROUNDS)]
             return min(seconds, *_slowest(exchange, [min(again)]))
         some = min(values, 4 * some)
 
 
 def _byte_ratio(codec: Codec | None, shapes: Sequence[Shape]) -> float:
-    """The ratio of bytes sent with a codec to bytes sent without, by its `bits_per_value`."""
+    """Returns the number of bytes sent with a codec, relative to the number without a codec."""
     if codec is None:
         return 1.0
     if not has_fixed_size(codec):
@@ -126,7 +142,7 @@ def _byte_ratio(codec: Codec | None, shapes: Sequence[Shape]) -> float:
 
 
 class _Sum:
-    """Sums the same gradients repeatedly with one codec."""
+    """Sums the same gradients with one codec each time it is called."""
 
     def __init__(
         self, exchange: Exchange, codec: Codec | None, shapes: Sequence[Shape], device: str
@@ -162,8 +178,8 @@ class _Sum:
 def _time(
     exchange: Exchange, run: Callable[[], list[tf.Tensor]], times: int = 1
 ) -> tuple[float, int]:
-    """The seconds of a run, and a checksum of its results."""
-    exchange.workers.all_reduce([tf.zeros([1])])  # Start together.
+    """Returns the average number of seconds of several runs, and a checksum of the last results."""
+    exchange.workers.all_reduce([tf.zeros([1])])  # Makes all workers start together.
     begin = time.perf_counter()
     for _ in range(times):
         arrays = [total.numpy() for total in run()]
@@ -180,7 +196,10 @@ def _slowest(exchange: Exchange, seconds: list[float]) -> list[float]:
 
 
 def _sample(shapes: Sequence[Shape], values: int) -> list[Shape]:
-    """The largest shapes, truncated along the first axis, up to this many values in total."""
+    """Selects the largest shapes, until they have about `values` values in total.
+
+    Shapes that are too large are truncated along the first axis.
+    """
     sample: list[Shape] = []
     for shape in sorted(shapes, key=count, reverse=True):
         rows = min(shape[0], max(1, values // max(1, count(shape[1:]))))
@@ -191,31 +210,35 @@ def _sample(shapes: Sequence[Shape], values: int) -> list[Shape]:
     return sample
 
 
-# A milder codec is preferred if it takes at most this many times the fastest codec's time.
+# A milder codec is preferred if its time is at most this factor times the time of the fastest
+# codec.
 _MILDER_TOLERANCE = 1.1
-# Exact sums are preferred if they take at most this many times the fastest codec's time. The factor
-# is larger, because communication is only part of a step.
+# Sums without compression are preferred if their time is at most this factor times the time of the
+# fastest codec. This factor is larger, because communication is only a part of a step.
 _NONE_TOLERANCE = 1.3
-# A link counts as changed if its time changes by this factor.
+# The links count as changed if the time of a small sum has changed by this factor.
 _CHANGED = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Auto:
-    """`compression="auto"`: chooses the fastest of some codecs, or none, by measurement.
+    """Chooses the fastest of several codecs, or no compression, by measurement.
 
-    Before the first step, all workers sum a sample of the model's gradients with each codec, on the
-    actual links and processors, and choose the codec that is fastest on the slowest worker, or a
+    The argument `compression="auto"` selects this class. Before the first step, all workers sum a
+    sample of the model's gradients with each codec, on the processors and connections that the
+    training uses. They choose the codec for which the slowest worker needs the least time, or a
     milder codec that is nearly as fast. Compression stays off unless a codec saves at least 23 % of
-    the time. A codec is excluded if its sums differ between workers. If the links have become twice
-    as fast or half as fast at the start of an epoch, the workers measure again.
+    the time. A codec is excluded if its sums differ between workers. At the start of each epoch,
+    the workers check the speed of their connections. They measure the codecs again if the speed has
+    at least doubled or halved.
 
     Args:
-        candidates: the codecs, the mildest first. The default codecs need no warm-up and no change
-            of the learning rate, although some models reach a higher final loss with `PowerSGD`.
+        candidates: the codecs to choose from, sorted from the smallest to the largest loss of
+            precision. The default codecs require neither a warm-up nor a different learning rate.
+            However, some models reach a higher final loss with `PowerSGD`.
 
     Raises:
-        ValueError: the candidates are not a tuple of codecs.
+        ValueError: `candidates` is not a tuple of codecs.
     """
 
     candidates: tuple[Codec, ...] = (Int8(), TernGrad(), PowerSGD())
@@ -230,16 +253,18 @@ class Auto:
 
 
 class Choice:
-    """A choice among codecs, made by all workers together and identical on all of them.
+    """Chooses a codec by measurement. All workers do this together and make the same choice.
 
     Args:
-        auto: the candidates.
-        exchange: the route to the other workers.
+        auto: the codecs to choose from.
+        exchange: the connections of this replica to the other workers.
         device: the replica's device.
 
     Attributes:
-        codec: the chosen codec; None for no compression, or before the choice.
-        measurement: the measurement that led to the choice; None before the choice.
+        codec: the chosen codec; None if no compression was chosen, or if no choice has been made
+            yet.
+        measurement: the measurement on which the choice is based; None if no choice has been made
+            yet.
     """
 
     def __init__(self, auto: Auto, exchange: Exchange, device: str) -> None:
@@ -250,7 +275,13 @@ class Choice:
         self._candidates: list[Codec] = []
 
     def make(self, optimizer: Any, shapes: list[Shape]) -> None:
-        """Makes the choice for an optimizer's gradients of these shapes, unless it is made."""
+        """Chooses a codec for an optimizer's gradients, unless a choice has already been made.
+
+        Args:
+            optimizer: the Keras optimizer. Codecs that cannot be used with this optimizer are
+                excluded.
+            shapes: the shapes of the gradients.
+        """
         if self.measurement is None and shapes:
             self._shapes = shapes
             self._candidates = [c for c in self._auto.candidates if not objection_of(c, optimizer)]
@@ -258,7 +289,11 @@ class Choice:
                 self._measure()
 
     def reconsider(self) -> bool:
-        """Chooses again if the links have changed; returns whether the choice changed."""
+        """Measures and chooses again if the speed of the links has changed.
+
+        Returns:
+            Whether the workers have chosen another codec than before.
+        """
         if self.measurement is None:
             return False
         before, link = self.codec, probe(self._exchange)

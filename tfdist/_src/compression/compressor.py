@@ -1,4 +1,4 @@
-"""Sums gradients over all workers, compressed according to a policy."""
+"""Sums gradients over all workers, and compresses them as a policy specifies."""
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -29,8 +29,8 @@ COMPRESSED: Route = ("compressed",)
 """Compressed by the core, which determines itself how the workers are divided among hosts."""
 
 Sum = Callable[[list[Any]], list[Any]]
-# Creates each replica's route to the other workers, for a policy's `within_hosts`; called by all
-# workers together.
+# A function that creates, for each replica of this worker, the connections to the other workers.
+# Its argument is the `within_hosts` of a policy. All workers must call the function together.
 MakeExchanges = Callable[[bool], list[Exchange]]
 
 
@@ -38,13 +38,15 @@ class Compressor:
     """Sums an optimizer's gradients over all workers.
 
     Args:
-        policy: the gradients to compress, and how; None for no compression.
-        make_exchanges: creates the routes to the other workers.
-        devices: the devices of this worker's replicas.
-        agree: checks that all workers have the same policy; called by all of them together.
+        policy: selects the gradients to compress, and the codec; None for no compression.
+        make_exchanges: a function that creates the connections of this worker's replicas to the
+            other workers.
+        devices: the devices of this worker, one for each replica.
+        agree: a function that raises an error if the workers have different policies. All workers
+            must call the function together.
 
     Attributes:
-        given: the initial policy.
+        given: the policy that was passed to the constructor.
     """
 
     def __init__(
@@ -66,9 +68,9 @@ class Compressor:
         self.change(policy)
 
     def change(self, policy: Policy | None) -> None:
-        """Switches to another policy; called by all workers together.
+        """Switches to another policy. All workers must call this method together.
 
-        Functions that are already traced do not change.
+        Existing graphs of functions continue to use the previous policy.
 
         Raises:
             ProgramMismatchError: the workers have different policies.
@@ -81,10 +83,10 @@ class Compressor:
         self._choose()
 
     def confirm(self) -> None:
-        """Checks that the workers that call `change` choose this worker's policy.
+        """Checks that all workers use the current policy of this worker.
 
-        Called instead of `change` if this worker already has the policy. Each worker calls one of
-        the two methods, and all do so together.
+        When the policy changes, each worker must call either `change` or this method, and all
+        workers must do so together. A worker calls this method if it already has the new policy.
 
         Raises:
             ProgramMismatchError: the workers have different policies.
@@ -107,7 +109,7 @@ class Compressor:
         return f"{here.rank} of {here.size}"
 
     def _routes(self) -> Iterator[Route]:
-        """The route of each replica, as seen by a graph that is traced now."""
+        """Yields the properties of each replica's connections that a new graph would contain."""
         codec = self.codec
         if self._policy is None or codec is None:
             yield EXACT
@@ -117,14 +119,17 @@ class Compressor:
 
     @property
     def routes(self) -> list[bool]:
-        """The values of `within_hosts` with routes to the other workers."""
+        """The values of `within_hosts` for which connections to the other workers exist."""
         return sorted(self._exchanges)
 
     def renew(self) -> None:
-        """Creates new routes after the workers have changed; called by all workers together.
+        """Creates new connections after the workers of the job have changed.
 
-        The codecs keep their state of this worker's gradients. If graphs cannot use the new routes,
-        `registry.know_group()` becomes true.
+        All workers must call this method together.
+
+        Codecs keep the state that this worker has for its gradients. If existing graphs cannot use
+        the new connections, `registry.know_group()` is true afterward, so that these graphs are
+        traced again.
         """
         self._exchanges = {within: self._make_exchanges(within) for within in self.routes}
         if self._policy is not None:
@@ -132,7 +137,8 @@ class Compressor:
                 if state := getattr(optimizer, "compression_state", None):
                     state.move(self._owner())
         if self.is_automatic:
-            # All workers measure the new links, including workers that have made no choice yet.
+            # All workers must measure the new links together. New workers have not chosen a codec
+            # yet, so the other workers discard their earlier choice.
             self._choose()
             registry.note_stale()
         routes = set(self._routes())
@@ -142,22 +148,25 @@ class Compressor:
 
     @property
     def policy(self) -> Policy | None:
-        """The current policy."""
+        """The current policy; None for no compression."""
         return self._policy
 
     def note_traced(self) -> None:
-        """Records, while a graph is traced, which routes its sums of gradients use."""
+        """Records that the graph being traced depends on the current connections."""
         if self._policy is not None and not tf.executing_eagerly():
             self._traced.update(self._routes())
 
     @property
     def active(self) -> bool:
-        """Whether a policy is set, and there is anything to compress."""
+        """Whether any gradients are compressed.
+
+        This is the case if a policy is set and `Exchange.compresses` is true.
+        """
         return self._policy is not None and self._exchanges[self._policy.within_hosts][0].compresses
 
     @property
     def codec(self) -> Codec | None:
-        """The codec in use; None if nothing is compressed, or no choice has been made yet."""
+        """The codec in use; None if nothing is compressed, or if no codec has been chosen yet."""
         if self._policy is None or not self.active:
             return None
         if isinstance(self._policy.codec, Auto):
@@ -166,31 +175,31 @@ class Compressor:
 
     @property
     def is_automatic(self) -> bool:
-        """Whether the codec is chosen by measurement; the same on all workers."""
+        """Whether the policy's codec is `Auto`, which chooses a codec by measurement."""
         return self._policy is not None and isinstance(self._policy.codec, Auto)
 
     @property
     def choice(self) -> Choice | None:
-        """The choice by measurement, if any."""
+        """The choice of a codec by measurement; None if the codec is not chosen by measurement."""
         return self._choice
 
     @property
     def chosen(self) -> str:
-        """The name of the codec in use, or `"none"`."""
+        """The name of the codec in use; `"none"` if there is none."""
         return name_of(self.codec)
 
     @property
     def variables(self) -> list[Any]:
-        """The codec state of all optimizers."""
+        """The variables in which codecs keep their state, for all optimizers."""
         states = [getattr(optimizer, "compression_state", None) for optimizer in self._numbers]
         return [variable for state in states if state is not None for variable in state.variables]
 
     def new_state(self) -> State:
-        """An empty codec state of this worker."""
+        """Creates an empty codec state that belongs to this worker."""
         return State(self._owner())
 
     def keeps(self) -> bool:
-        """Whether the codec in use has state."""
+        """Whether the codec in use keeps state from step to step."""
         return self.codec is not None and bool(self.codec.kept((64, 64)))
 
     def prepare(
@@ -200,13 +209,17 @@ class Compressor:
         sparse: Sequence[Any],
         elsewhere: Sequence[Any] = (),
     ) -> None:
-        """Creates the codec state for an optimizer, before any conditional is traced.
+        """Creates the codec state for an optimizer.
+
+        This must happen before a conditional with the sum of the gradients is traced, because
+        variables cannot be created in a branch.
 
         Args:
-            optimizer: a Keras optimizer; its attribute `compression_state` will hold the state.
-            variables: all Keras variables that it trains.
-            sparse: the variables with sparse gradients.
-            elsewhere: the variables with gradients that other workers sum.
+            optimizer: a Keras optimizer. This method stores the state in its attribute
+                `compression_state`.
+            variables: all Keras variables that the optimizer trains.
+            sparse: those of the variables that have sparse gradients (`tf.IndexedSlices`).
+            elsewhere: those of the variables for which other workers sum the gradients.
 
         Raises:
             ValueError: the codec is incompatible with the optimizer.
@@ -214,7 +227,7 @@ class Compressor:
         if self._policy is None or not self.active:
             return
         left_out = {id(v) for v in [*([] if self._policy.sparse else sparse), *elsewhere]}
-        # A variable's number does not depend on the policy and the gradients.
+        # The number of a variable must not depend on the policy or on the kind of its gradient.
         known = enumerate(v for v in variables if may_be_compressed(v))
         chosen = {n: v for n, v in known if id(v) not in left_out and self._policy.compresses(v)}
         self._numbers[optimizer] = {id(v): number for number, v in chosen.items()}
@@ -241,13 +254,13 @@ class Compressor:
         """Sums gradients.
 
         Args:
-            optimizer: the optimizer that will apply them.
-            gradients: tensors and `tf.IndexedSlices`.
+            optimizer: the optimizer that will apply the gradients.
+            gradients: the gradients, as tensors or `tf.IndexedSlices`.
             variables: the Keras variable of each gradient.
-            exact: sums gradients without compression.
+            exact: a function that sums gradients without compression.
 
         Returns:
-            The sums, in the same order, bitwise identical on all workers.
+            The sums, in the order of `gradients`. They are bitwise identical on all workers.
         """
         codec, numbers = self.codec, self._numbers.get(optimizer, {})
         mine: dict[int, Gradient] = {}
@@ -257,16 +270,17 @@ class Compressor:
             if codec is None or number is None or not codec.compresses(tuple(variable.shape)):
                 rest.append(i)
             else:
-                # A gradient's static shape may be unknown, as for a dense layer on sequences.
+                # The static shape of a gradient may be unknown, for example for a dense layer that
+                # processes sequences.
                 dense = tf.ensure_shape(tf.convert_to_tensor(gradient), variable.shape)
                 mine[i] = Gradient(dense, number, optimizer.compression_state.of(number))
         sums: dict[int, Any] = {}
         if mine and codec is not None:
-            with uncompiled_scope():  # Workers may run different operations in this sum.
+            with uncompiled_scope():  # The operations of this sum may differ between workers.
                 totals = self._sum(codec, optimizer.iterations, list(mine.values()), exact)
             sums.update(zip(mine, totals, strict=True))
-        # The other gradients are complete only after the backward pass. If they were summed first,
-        # they would delay the compressed gradients.
+        # The remaining gradients are complete only after the backward pass. If they were summed
+        # first, the sum of the compressed gradients would have to wait.
         if rest:
             sums.update(zip(rest, exact([gradients[i] for i in rest]), strict=True))
         return [sums[i] for i in range(len(gradients))]
@@ -290,7 +304,7 @@ class Compressor:
         return list(tf.cond(step < exact_steps, lambda: list(exact(values)), compressed))
 
     def _this_replica(self) -> tuple[Exchange, str]:
-        """This replica's route to the other workers, and its device."""
+        """Returns this replica's connections to the other workers, and its device."""
         assert self._policy is not None
         replica = get_current_replica_id_as_int() if len(self._devices) > 1 else 0
         return self._exchanges[self._policy.within_hosts][replica], self._devices[replica]

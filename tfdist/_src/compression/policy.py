@@ -1,4 +1,4 @@
-"""Selects the gradients to compress, the codec, and the first step; lists the codecs by name."""
+"""The policy that selects the gradients to compress and the codec, and the names of the codecs."""
 
 import dataclasses
 import math
@@ -14,25 +14,28 @@ from tfdist._src.compression.codecs.sparsifiers import DGC, RandomK, Threshold, 
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """Selects the gradients to compress, and their codec; all others are summed exactly.
+    """Selects the gradients to compress, and the codec that compresses them.
 
-    Gradients of vectors and scalars (biases, normalization), gradients with few values, and
-    gradients of types other than float32 stay exact. So do sparse gradients (`tf.IndexedSlices`),
-    unless `sparse` is set.
+    All other gradients are summed exactly. These include the gradients of vectors and scalars (such
+    as biases and the parameters of normalization layers), gradients with few values, and gradients
+    with a type other than float32. Sparse gradients (`tf.IndexedSlices`) are also summed exactly,
+    unless `sparse` is True.
 
     Args:
-        codec: the codec for all compressed gradients, or `Auto()`, which chooses one.
-        exclude: regular expressions; a variable stays exact if one of them matches anywhere in its
-            path, such as `"embedding"` or `"^dense_1/kernel$"`.
-        smallest: gradients with fewer values stay exact.
-        warmup_steps: the number of initial steps of the optimizer that are exact; the codec's
-            number applies if it is larger.
-        within_hosts: whether to also compress between workers of the same host, to try out a codec.
-        sparse: whether to convert sparse gradients to dense gradients and compress these; the
-            optimizer then receives dense gradients.
+        codec: the codec for all compressed gradients, or `Auto()` to choose a codec by measurement.
+        exclude: regular expressions, such as `"embedding"` or `"^dense_1/kernel$"`. The gradient of
+            a variable is not compressed if one of the expressions matches a part of the variable's
+            path.
+        smallest: gradients with fewer values than this number are not compressed.
+        warmup_steps: the number of steps at the beginning of training in which no gradients are
+            compressed. If the codec's `warmup_steps` is larger, it is used instead.
+        within_hosts: whether to also compress gradients that are sent to workers of the same host.
+            This makes it possible to try out a codec on a single host.
+        sparse: whether to convert sparse gradients to dense gradients, and to compress these. The
+            optimizer then also receives dense gradients.
 
     Raises:
-        ValueError: an expression or a number is invalid.
+        ValueError: an argument is invalid.
 
     Example:
         ```python
@@ -72,10 +75,11 @@ class Policy:
                 raise ValueError(f"`{name}` must be >= 0. Received: {getattr(self, name)}.")
 
     def compresses(self, variable: Any) -> bool:
-        """Whether a variable's gradient is compressed if it is dense.
+        """Whether this policy compresses the gradient of a variable, provided that it is dense.
 
         Args:
-            variable: a Keras variable, with a path such as `"layer/kernel"`.
+            variable: a Keras variable. Its path, such as `"layer/kernel"`, is compared with
+                `exclude`.
         """
         if not may_be_compressed(variable) or math.prod(variable.shape) < self.smallest:
             return False
@@ -83,7 +87,7 @@ class Policy:
 
 
 def may_be_compressed(variable: Any) -> bool:
-    """Whether the gradient of a Keras variable can be compressed under any policy."""
+    """Whether there can be a policy that compresses the gradient of this Keras variable."""
     return variable.dtype == "float32" and len(variable.shape) >= 2
 
 
@@ -112,7 +116,10 @@ CODECS: dict[str, type[Codec]] = {
 
 
 def name_of(codec: Codec | None) -> str:
-    """A codec's name; `"none"` for None, and the class name of an unregistered codec."""
+    """Returns a codec's name in `CODECS`, or its class name if it is not in `CODECS`.
+
+    Returns `"none"` for None.
+    """
     if codec is None:
         return "none"
     names = (name for name, kind in CODECS.items() if type(codec) is kind)
@@ -120,16 +127,16 @@ def name_of(codec: Codec | None) -> str:
 
 
 def read(compression: CompressionLike) -> Policy | None:
-    """Converts the argument `compression` to a policy.
+    """Converts the argument `compression` of a strategy to a policy.
 
     Args:
-        compression: None, the name of a codec, `"auto"`, a codec, `Auto` or a policy.
+        compression: None, the name of a codec, `"auto"`, a codec, an `Auto` object, or a policy.
 
     Returns:
         The policy; None for no compression.
 
     Raises:
-        ValueError: the argument is none of these.
+        ValueError: `compression` is none of these.
     """
     if compression is None or isinstance(compression, Policy):
         return compression

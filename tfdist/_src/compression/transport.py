@@ -1,4 +1,4 @@
-"""The routes of gradients to the other workers, and the variables that codecs keep."""
+"""The connections over which gradients are summed, and the variables in which codecs keep state."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from tfdist._src.comm.native_communicator import CoreCommunicator
 from tfdist._src.internals.tensorflow import ResourceVariable
 
 Shape = tuple[int, ...]
-# The codec state of one gradient, by name.
+# The state that a codec keeps for one gradient: variables by name.
 Kept = Mapping[str, tf.Variable]
 
 
 @dataclasses.dataclass(frozen=True)
 class Gradient:
-    """A gradient to be compressed.
+    """A gradient to compress.
 
     Attributes:
-        value: a float32 tensor, of the same shape on all workers.
-        number: its index among the optimizer's gradients, the same on all workers.
-        kept: its codec state on this worker.
+        value: a float32 tensor, with the same shape on all workers.
+        number: the index of the gradient among the optimizer's gradients, the same on all workers.
+        kept: the state that the codec keeps for this gradient on this worker: variables by name.
     """
 
     value: tf.Tensor
@@ -37,28 +37,30 @@ class Gradient:
 
     @property
     def shape(self) -> Shape:
-        """Its static shape."""
+        """The static shape of the gradient."""
         return tuple(self.value.shape)
 
 
 def count(shape: Shape) -> int:
-    """The number of values."""
+    """Returns the number of values in a tensor of this shape."""
     return math.prod(shape)
 
 
 @dataclasses.dataclass(frozen=True)
 class HostLeaders:
-    """Neighbors with fast links: the devices of a worker, or the workers of a host.
+    """The division of gradients among neighbors, which are connected by fast links.
 
-    They sum their gradients exactly. Each leader exchanges some of the sums with its counterparts
-    in other groups of neighbors, and broadcasts the results to its own neighbors.
+    The neighbors are the devices of a worker, or the workers of a host. They first sum their
+    gradients exactly. Each gradient has a leader among the neighbors. The leader sums the gradient
+    with its counterparts, the leaders of the same gradient in other groups of neighbors. It then
+    broadcasts the result to its own neighbors.
 
     Attributes:
-        group: the neighbors' communicator; None if this device or worker has no neighbors.
-        num_leaders: the number of neighbors that lead gradients.
-        index: the index of this device or worker among its neighbors. Neighbors with an index of at
-            least `num_leaders` lead no gradients.
-        stride: the number of consecutive gradients with the same leader.
+        group: the communicator that connects the neighbors; None if this device or worker has none.
+        num_leaders: the number of neighbors that are leaders of gradients.
+        index: the index of this device or worker among its neighbors. The first `num_leaders`
+            neighbors are leaders, and the others lead no gradients.
+        stride: the number of consecutive gradients that have the same leader.
     """
 
     group: Communicator | None = None
@@ -67,11 +69,11 @@ class HostLeaders:
     stride: int = 1
 
     def leader_of(self, number: int) -> int:
-        """The index of the leader of a gradient."""
+        """Returns the index of the neighbor that leads the gradient with this number."""
         return number // self.stride % self.num_leaders
 
     def leads(self, number: int) -> bool:
-        """Whether this neighbor leads a gradient."""
+        """Whether this device or worker leads the gradient with this number."""
         return self.leader_of(number) == self.index
 
     def sum(
@@ -79,15 +81,16 @@ class HostLeaders:
         gradients: Sequence[Gradient],
         sum_remote: Callable[[list[Gradient]], list[tf.Tensor]],
     ) -> list[tf.Tensor]:
-        """Sums gradients over the neighbors, and then over their counterparts.
+        """Sums gradients over the neighbors, and then over the other groups of neighbors.
 
         Args:
-            gradients: gradients with the same shapes and numbers everywhere.
-            sum_remote: called with the neighbors' sums of the gradients that this neighbor leads;
-                returns their totals over its counterparts.
+            gradients: the gradients of this device or worker. Their shapes and numbers must be the
+                same on all neighbors and in all groups.
+            sum_remote: a function that sums gradients over the other groups. It is called with the
+                sums of the gradients that this device or worker leads, and returns their totals.
 
         Returns:
-            The sums, bitwise identical on all neighbors.
+            The totals, in the order of `gradients`. They are bitwise identical on all neighbors.
         """
         if self.group is None:
             return sum_remote(list(gradients))
@@ -107,23 +110,27 @@ Split = Callable[[str, list[int]], CoreCommunicator | None]
 
 
 def is_shared_out(hosts: Sequence[int]) -> bool:
-    """Whether the workers of a host divide gradients: on several hosts, some with several workers.
+    """Whether the workers of a host divide gradients among themselves.
+
+    This is the case if there are several hosts, and a host has several workers.
 
     Args:
-        hosts: the host number of each worker.
+        hosts: for each worker, a number that identifies its host.
     """
     return 1 < len(set(hosts)) < len(hosts)
 
 
 @dataclasses.dataclass(frozen=True)
 class OnGpus:
-    """A route's resources on GPUs, for values that the core encodes.
+    """The part of an `Exchange` that is used if the core encodes values in the memory of GPUs.
 
     Attributes:
-        workers: the communicator of this replica's GPU with its counterparts on the other workers.
-        split: as for `Exchange`, but for these GPUs.
-        devices: how the GPUs of this worker divide gradients.
-        all: this GPU's handle on the communicator of all GPUs, if workers have several.
+        workers: the communicator that connects this replica's GPU with the GPUs of the same index
+            on the other workers.
+        split: as for `Exchange`, but creates communicators of these GPUs.
+        devices: the division of gradients among the GPUs of this worker.
+        all: this GPU's communicator with all other GPUs of all workers; None if each worker has
+            only one GPU.
     """
 
     workers: CoreCommunicator
@@ -133,34 +140,37 @@ class OnGpus:
 
 
 class Exchange:
-    """One replica's route: exact within a worker and a host, compressed between hosts.
+    """The connections over which one replica sums its gradients with all other replicas.
 
     Args:
-        workers: the communicator of this replica with its counterparts on the other workers.
-        within_hosts: whether to also compress between workers of the same host.
-        devices: how the devices of this worker divide gradients.
-        split: creates a communicator with some of the workers under a name; called by all workers
-            together, with no members on a worker that belongs to no group. Required, and called for
-            "host" and "carriers", unless `within_hosts` is set or `is_shared_out` is false.
-        exact: the communicator for sums without compression, if it is not `workers`.
-        on_gpus: the communicators of this route's GPUs, if replicas train on GPUs.
+        workers: the communicator that connects this replica with the replicas of the same index on
+            the other workers.
+        within_hosts: whether to also compress gradients that are sent to workers of the same host.
+        devices: the division of gradients among the devices of this worker.
+        split: a function that creates communicators for subsets of the workers, given a name and
+            the members of this worker's subset. All workers must call it together, and a worker
+            that belongs to no subset passes no members. It is required if `within_hosts` is False
+            and `is_shared_out` is true. It is then called with the names "host" and "carriers".
+        exact: the communicator for sums without compression. By default, this is `workers`.
+        on_gpus: the connections between GPUs; None if the replicas do not train on GPUs.
 
     Attributes:
         workers: see the argument.
         exact: the communicator for sums without compression.
         within_hosts: see the argument.
         devices: see the argument.
-        host: how the workers of this host divide gradients, if the core does not divide them.
-        leaders: the communicator of the workers, one per host, that lead the same gradients as this
-            worker; None if it leads none.
-        encoded: as `workers`, for values that the core encodes.
-        encoded_devices: as `devices`, for values that the core encodes.
-        encoded_host: as `host`, for values that the core encodes.
-        encoded_leaders: as `leaders`, for values that the core encodes.
-        of_all_gpus: the communicator in which the core also sums over a worker's GPUs; None if it
-            does not.
-        compresses: whether there is anything to compress: several hosts, or several workers and
-            `within_hosts`.
+        host: the division of gradients among the workers of this host, for codecs that the core
+            does not run.
+        leaders: the communicator that connects the leaders of the same gradients, one worker per
+            host; None if this worker leads no gradients.
+        encoded: like `workers`, but for values that the core encodes, which may be on GPUs.
+        encoded_devices: like `devices`, but for values that the core encodes.
+        encoded_host: like `host`, but for values that the core encodes.
+        encoded_leaders: like `leaders`, but for values that the core encodes.
+        of_all_gpus: the communicator through which the core sums over the GPUs of each worker and
+            over all workers together; None if the core sums only over workers.
+        compresses: whether any gradients are compressed. This is the case if there are several
+            hosts, or if `within_hosts` is True and there are several workers.
     """
 
     def __init__(
@@ -208,20 +218,24 @@ class Exchange:
             self.encoded_leaders = on_gpus.split("carriers", leaders)
 
     def alone(self) -> Exchange:
-        """Returns a copy without `of_all_gpus`, which a worker's devices must call together."""
+        """Returns a copy that one replica can use without the worker's other replicas.
+
+        The copy has no `of_all_gpus`, because all devices of a worker must call operations of that
+        communicator together.
+        """
         other = copy.copy(self)
         other.of_all_gpus = None
         return other
 
     @property
     def shape(self) -> tuple[object, ...]:
-        """The properties of the route that become part of a graph, if its codec `follows_hosts`."""
+        """The properties that become constants of a graph, if the codec `follows_hosts`."""
         host = self.host
         leads = "all" if self.leaders is self.workers else self.leaders is not None
         return host.group is not None, host.num_leaders, host.index, host.stride, leads
 
     def leads(self, number: int) -> bool:
-        """Whether this replica exchanges a gradient with other hosts."""
+        """Whether this replica exchanges the gradient with this number with other hosts."""
         return self.devices.leads(number) and self.host.leads(number)
 
 
@@ -229,14 +243,17 @@ First = Callable[[str, tuple[int, ...]], tf.Tensor]
 
 
 class State(tf.Module):  # type: ignore[misc]
-    """The variables that a worker's codec keeps for an optimizer.
+    """The variables in which a codec keeps its state for an optimizer on this worker.
 
-    They differ between workers: with error feedback, they hold the accumulated encoding error.
-    A `tf.train.Checkpoint` of the optimizer includes them. Attributes of this object, with names
-    such as `error`, are dicts from the gradients' and the worker's numbers to float32 variables.
+    With error feedback, for example, the variables contain the accumulated encoding error. Their
+    values differ between workers. A `tf.train.Checkpoint` of the optimizer includes the variables.
+    For each kind of state, such as "error", this object has an attribute with the same name. The
+    attribute is a dict of float32 variables, and each key consists of a gradient's number and the
+    owner.
 
     Args:
-        owner: identifies the worker; a checkpoint restores only variables of the same owner.
+        owner: a text that identifies the worker. A variable is restored from a checkpoint only if
+            the owner is the same as when the checkpoint was saved.
     """
 
     def __init__(self, owner: str = "") -> None:
@@ -248,15 +265,16 @@ class State(tf.Module):  # type: ignore[misc]
     def make(
         self, name: str, number: int, shape: tuple[int, ...], first: First, device: str
     ) -> None:
-        """Creates a variable, unless one of this shape exists on the device.
+        """Creates a variable, unless one with this shape already exists on the device.
 
-        A variable that exists on another device is moved.
+        If it exists on another device, a new variable with the same value is created on `device`.
 
         Args:
-            name: the name of the state.
-            number: the number of its gradient.
+            name: the kind of state, such as "error".
+            number: the number of the gradient to which the state belongs.
             shape: the variable's shape.
-            first: returns its initial value, unless one was loaded.
+            first: a function that returns the initial value. It is not called if `load` has
+                provided a value with this shape.
             device: the variable's device.
         """
         if name not in self._names:
@@ -272,7 +290,7 @@ class State(tf.Module):  # type: ignore[misc]
         else:
             loaded = self._loaded.value.pop(f"{name}/{number}", None)
         fits = loaded is not None and loaded.shape == shape
-        # Not mirrored by a strategy in scope.
+        # Create the variable directly, because a strategy in scope would mirror a `tf.Variable`.
         with tf.init_scope(), tf.device(device):
             value = tf.constant(loaded, tf.float32) if fits else first(name, shape)
             variables[key] = ResourceVariable(
@@ -280,7 +298,7 @@ class State(tf.Module):  # type: ignore[misc]
             )
 
     def move(self, owner: str) -> None:
-        """Assigns the state to another owner; the values stay the same."""
+        """Changes the owner of the variables, for example after this worker's rank has changed."""
         if owner == self._owner:
             return
         self._owner = owner
@@ -290,12 +308,12 @@ class State(tf.Module):  # type: ignore[misc]
             setattr(self, name, moved)
 
     def of(self, number: int) -> Kept:
-        """The variables of a gradient, by name."""
+        """Returns the variables of the gradient with this number, by name."""
         found = {name: getattr(self, name).get(self._key(number)) for name in self._names}
         return {name: variable for name, variable in found.items() if variable is not None}
 
     def values(self) -> dict[str, np.ndarray[Any, Any]]:
-        """All values, by name and gradient number, such as `error/0`."""
+        """Returns the values of all variables, with keys such as "error/0" for gradient 0."""
         return {
             f"{name}/{key.split()[0]}": variable.numpy()
             for name in self._names
@@ -303,7 +321,14 @@ class State(tf.Module):  # type: ignore[misc]
         }
 
     def load(self, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        """Sets variables to the values from `values`, including variables created later."""
+        """Assigns values to variables.
+
+        Values for variables that do not exist yet are stored, and assigned when `make` creates the
+        variables.
+
+        Args:
+            values: the values, as returned by the method `values`.
+        """
         self._loaded.value = dict(values)
         for name in self._names:
             for key, variable in getattr(self, name).items():
@@ -316,7 +341,7 @@ class State(tf.Module):  # type: ignore[misc]
 
 
 class _Untracked:
-    """Excludes a value from checkpoints."""
+    """Wraps a dict, so that `tf.Module` does not include it in checkpoints."""
 
     def __init__(self, value: dict[str, np.ndarray[Any, Any]]) -> None:
         self.value = value

@@ -1,5 +1,5 @@
-"""The private TensorFlow and Keras APIs that tfdist depends on.
+"""Access to the private APIs of TensorFlow and Keras that tfdist needs.
 
-No other package imports `tensorflow.python` or `keras.src`. The names here are tested against the
-oldest and newest supported versions.
+Only this package imports `tensorflow.python` and `keras.src`. Tests check it with the oldest and
+the newest supported versions of TensorFlow and Keras.
 """

@@ -1,4 +1,4 @@
-"""The state that Keras's callbacks keep between batches and between epochs."""
+"""Access to the state that Keras's callbacks keep from batch to batch and from epoch to epoch."""
 
 from typing import Any
 
@@ -28,12 +28,15 @@ _ATTRIBUTES: dict[str, tuple[str, ...]] = {
 
 
 def plain_logs(logs: Any) -> dict[str, Any]:
-    """Logs as Keras passes them to callbacks: numbers instead of tensors."""
+    """Converts the tensors in logs to numbers, as Keras does before it calls callbacks."""
     return pythonify_logs(logs)  # type: ignore[no-any-return]
 
 
 def attributes_of(callback: Any) -> dict[str, Any]:
-    """The attributes in which a Keras callback, or a subclass of it, keeps its state, by name."""
+    """Returns the attributes in which a callback keeps its state, as a dict from names to values.
+
+    The dict is empty unless the callback's class is a known class of Keras or derived from one.
+    """
     names: dict[str, Any] = {}
     for kind, attributes in _ATTRIBUTES.items():
         if isinstance(callback, getattr(keras.callbacks, kind, ())):
@@ -44,18 +47,21 @@ def attributes_of(callback: Any) -> dict[str, Any]:
 
 
 def best_weights_of(callback: Any) -> list[Any] | None:
-    """The weights that an `EarlyStopping` may restore at the end, if it has any."""
+    """Returns the weights that `EarlyStopping` may restore when training ends.
+
+    Returns None if the callback has no such weights or is not an `EarlyStopping`.
+    """
     early = isinstance(callback, keras.callbacks.EarlyStopping)
     return callback.best_weights if early else None
 
 
 def set_best_weights(callback: Any, weights: list[Any]) -> None:
-    """Sets the weights that an `EarlyStopping` may restore at the end."""
+    """Sets the weights that `EarlyStopping` may restore when training ends."""
     callback.best_weights = weights
 
 
 class CsvFile:
-    """The file of a `CSVLogger` after training has begun.
+    """The file that a `CSVLogger` writes. The callback opens the file when training begins.
 
     Args:
         logger: the callback.
@@ -66,19 +72,25 @@ class CsvFile:
 
     @property
     def is_written(self) -> bool:
-        """Whether this worker writes the file; the other workers discard their logs."""
+        """Whether this worker writes the file; all workers but one discard their logs."""
         file = self._logger.csv_file
         return file is not None and not file.closed and file.name == self._logger.filename
 
     def read(self) -> dict[str, Any]:
-        """Returns the contents so far, and the columns."""
+        """Returns the current contents of the file, and the names of its columns."""
         self._logger.csv_file.flush()
-        # Read bytes, to keep the line ends of the csv module.
+        # Read bytes, because text mode would change the line ends that the csv module has written.
         with file_utils.File(self._logger.filename, "rb") as file:
             return {"contents": file.read().decode(), "keys": self._logger.keys}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Replaces the contents with an earlier run's; later rows are appended."""
+        """Replaces the file's contents with those from an earlier run.
+
+        Rows that the callback writes later are appended.
+
+        Args:
+            state: the result of `read` in the earlier run.
+        """
         logger = self._logger
         logger.csv_file.close()
         with file_utils.File(logger.filename, "wb") as file:

@@ -1,7 +1,8 @@
-"""The Keras and TensorFlow functions that tfdist replaces, with their expected parameters.
+"""Lists the functions of Keras and TensorFlow that tfdist replaces, and their expected parameters.
 
-If the parameters of a function differ between versions, all known lists are given. Any other list
-is rejected, since correct gradients and files depend on these functions.
+If the parameters of a function differ between versions, the table contains the parameters of each
+known version. tfdist raises an error if it finds other parameters. Otherwise, it could compute
+wrong gradients or write wrong files without notice.
 """
 
 import functools
@@ -31,20 +32,21 @@ from tfdist._src.internals.tensorflow import DistributedDatasetAndIteratorSpec, 
 from tfdist._version import NEWEST_TESTED, is_newer
 from tfdist.errors import UnsupportedError
 
-# Keras imports `tensorflow.saved_model` by name when it exports a model. Without an entry here,
-# TensorFlow would load that module again and replace `tf.saved_model`, including the functions that
-# tfdist has replaced in it.
+# When Keras exports a model, it imports the module `tensorflow.saved_model` by name. Without this
+# entry, TensorFlow would load the module a second time, and the functions that tfdist has replaced
+# in `tf.saved_model` would be lost.
 sys.modules.setdefault("tensorflow.saved_model", tf.saved_model)
 
 
 @dataclass(frozen=True)
 class Target:
-    """A function of a module, or a method of a class, that tfdist replaces.
+    """A function or method that tfdist replaces.
 
     Attributes:
-        owner: the module or class.
-        name: the function's name.
-        parameters: its parameter names, in each known version.
+        owner: the module or class that contains the function.
+        name: the name of the function.
+        parameters: for each known version of the function, the names of its parameters, separated
+            by commas.
     """
 
     owner: Any
@@ -53,7 +55,7 @@ class Target:
 
     @property
     def function(self) -> Any:
-        """The current function; None if it does not exist."""
+        """The function that `owner` has now; None if it does not exist."""
         return getattr(self.owner, self.name, None)
 
 
@@ -112,7 +114,7 @@ _TABLE: tuple[tuple[str, Any, dict[str, str | tuple[str, ...]]], ...] = (
     *(
         ("MultiOptimizer", multi, _APPLIES)
         for multi in (getattr(keras.optimizers, "MultiOptimizer", None),)
-        if multi is not None  # Not in the oldest Keras.
+        if multi is not None  # The oldest supported Keras does not have this class.
     ),
     (
         "TensorFlowTrainer",
@@ -160,7 +162,7 @@ _TABLE: tuple[tuple[str, Any, dict[str, str | tuple[str, ...]]], ...] = (
             "save_model": "model, filepath, weights_format, zipped",
             "save_weights_only": (
                 "model, filepath, max_shard_size, objects_to_skip",
-                "model, filepath, objects_to_skip",  # Up to Keras 3.9.
+                "model, filepath, objects_to_skip",  # Keras 3.9 and older.
             ),
             "load_weights_only": "model, filepath, skip_mismatch, objects_to_skip",
             "load_model": "filepath, custom_objects, compile, safe_mode",
@@ -216,9 +218,10 @@ _STARS: dict[Any, str] = {
 
 
 def check_targets(targets: dict[str, Target]) -> None:
-    """Checks that the functions tfdist replaces exist, with the expected parameters.
+    """Checks that functions to be replaced exist and have the expected parameters.
 
-    Warns, once, about versions that tfdist has not been tested with.
+    Also issues a warning, once per process, if tfdist has not been tested with the installed
+    version of Keras or TensorFlow.
 
     Raises:
         UnsupportedError: a function is missing or has different parameters.
@@ -237,7 +240,7 @@ def check_targets(targets: dict[str, Target]) -> None:
 
 @functools.cache
 def _warn_of_newer_versions() -> None:
-    # Equal parameters do not mean equal behavior.
+    # A newer version may behave differently even if the parameters are the same.
     for title, package in (("Keras", keras), ("TensorFlow", tf)):
         tested, found = NEWEST_TESTED[package.__name__], package.__version__
         if is_newer(found, tested):
@@ -250,10 +253,11 @@ def _warn_of_newer_versions() -> None:
 
 
 def parameters_of(function: Any) -> str | None:
-    """Returns a function's parameter names; None if neither Keras nor TensorFlow has defined it.
+    """Returns the names of a function's parameters, separated by commas.
 
-    Replacements by other packages are not checked. If there is no function, the result is a text
-    that differs from all parameter lists.
+    Returns None if the function was not defined by Keras or TensorFlow, because replacements by
+    other packages are not checked. If `function` is None, returns a text that is not a list of
+    parameters.
     """
     if function is None:
         return "no such function"

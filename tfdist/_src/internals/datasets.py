@@ -1,4 +1,4 @@
-"""Private APIs of tf.data: datasets of tfdist's operations, and the parts of a pipeline."""
+"""Private APIs of tf.data, to create datasets from operations and to inspect input pipelines."""
 
 import functools
 from collections.abc import Callable
@@ -17,11 +17,12 @@ from tensorflow.python.framework.none_tensor import NoneTensorSpec
 
 @functools.cache
 def plain_input() -> tf.distribute.InputOptions:
-    """The options for a plain iterator, from which a worker's devices take elements in order.
+    """Returns options with which the devices of a worker share a single plain iterator.
 
-    By default, TensorFlow creates an iterator that reads ahead for each device. With these options,
-    it creates a plain iterator, but takes an element from it for one device only. So the first call
-    of this function also replaces methods of TensorFlow, to take an element for each device.
+    By default, TensorFlow creates an iterator that prefetches elements for each device. With these
+    options, it creates a plain iterator without prefetching, but takes only one element from it,
+    for a single device. Therefore the first call of this function also replaces methods of
+    TensorFlow, so that they take one element for each device, in the order of the devices.
     """
     base = _SingleWorkerDatasetIteratorBase
     base.get_next_as_list = _one_per_device(base.get_next_as_list)
@@ -33,7 +34,7 @@ def plain_input() -> tf.distribute.InputOptions:
 
 
 def _one_per_device(next_elements: Any) -> Any:
-    """Makes a plain iterator yield an element for each device, in the order of the devices."""
+    """Wraps a method of TensorFlow's iterator, so that it returns an element for each device."""
 
     @functools.wraps(next_elements)
     def elements(self: Any, *arguments: Any, **named: Any) -> list[Any]:
@@ -46,20 +47,21 @@ def _one_per_device(next_elements: Any) -> Any:
 
 
 def is_for_none(spec: Any) -> bool:
-    """Whether a spec describes None, or an optional, which Keras uses in place of None."""
+    """Whether a spec describes None, or the optional value that Keras uses instead of None."""
     return isinstance(spec, (NoneTensorSpec, tf.OptionalSpec))
 
 
 def derived_dataset(
     dataset: Any, operation: Callable[..., Any], element_spec: Any, **attributes: Any
 ) -> Any:
-    """Returns a dataset that an operation derives from another one.
+    """Creates a dataset with an operation that has another dataset as its input.
 
     Args:
-        dataset: the other dataset.
-        operation: a function of the other dataset's variant tensor, `output_types`,
-            `output_shapes` and `attributes`; it returns the new dataset's variant tensor.
-        element_spec: the structure of an element.
+        dataset: the dataset that is the input of the operation.
+        operation: a function that creates the operation. It is called with the variant tensor of
+            `dataset`, and with `output_types`, `output_shapes` and `attributes` as keyword
+            arguments. It returns the variant tensor of the new dataset.
+        element_spec: the structure of an element of the new dataset.
         attributes: additional attributes of the operation.
     """
     variant = operation(
@@ -82,7 +84,7 @@ class _Derived(UnaryDataset):  # type: ignore[misc]
 
 
 def dataset_operations(dataset: Any) -> set[str]:
-    """The names of a pipeline's dataset classes and operations."""
+    """Returns the names of all dataset classes and of all operations in an input pipeline."""
     names: set[str] = set()
     pending = [dataset]
     while pending:
@@ -97,36 +99,39 @@ def dataset_operations(dataset: Any) -> set[str]:
 
 
 def shuffles(dataset: Any) -> bool:
-    """Whether iterators over a dataset may differ in the order of their elements."""
+    """Whether the order of the elements may differ between iterators over a dataset."""
     return any("ShuffleDataset" in name for name in dataset_operations(dataset))
 
 
 def caches(dataset: Any) -> bool:
-    """Whether a part of a dataset is read once and cached."""
+    """Whether a dataset caches elements the first time that it is read."""
     return any("CacheDataset" in name for name in dataset_operations(dataset))
 
 
 def shuffle_buffers(dataset: Any) -> list[int]:
-    """The buffer size of each shuffle of a dataset."""
+    """Returns the buffer size of each shuffle in a dataset's pipeline."""
     return [int(part._buffer_size) for part, _ in _shuffles_of(dataset)]
 
 
 def shuffle_passes(dataset: Any) -> int:
-    """The number of orders that a shuffle draws in one pass over the dataset.
+    """Returns how often a shuffle draws a new order in one pass over the dataset.
 
-    A shuffle draws an order for each repetition by a later `repeat`.
+    If `repeat` is applied after `shuffle`, the shuffle draws a new order for each repetition.
     """
     return max((passes for _, passes in _shuffles_of(dataset)), default=1)
 
 
 def common_shuffles(one: Any, other: Any) -> bool:
-    """Whether two datasets contain the same shuffle, so that iterators over both draw from it."""
+    """Whether two datasets have a shuffle in common.
+
+    Reading one of the datasets then affects the order of the other one.
+    """
     ones, others = ({id(part) for part, _ in _shuffles_of(data)} for data in (one, other))
     return bool(ones & others)
 
 
 def _shuffles_of(dataset: Any) -> list[tuple[Any, int]]:
-    """The shuffles in a dataset, each with its number of passes in one pass over the dataset."""
+    """Returns the shuffles in a dataset, and how often a pass over the dataset reads each one."""
     parts = [(dataset, 1)]
     for part, passes in parts:
         repeats = int(part._count) if "RepeatDataset" in type(part).__name__ else 1
@@ -135,7 +140,10 @@ def _shuffles_of(dataset: Any) -> list[tuple[Any, int]]:
 
 
 def _inputs_of(dataset: Any) -> list[Any]:
-    """The direct inputs of a dataset; for a distributed dataset, the original dataset."""
+    """Returns the direct inputs of a dataset.
+
+    The input of a distributed dataset is the original dataset.
+    """
     if hasattr(dataset, "_inputs"):
         return list(dataset._inputs())
     original = getattr(dataset, "_original_dataset", None)
@@ -143,11 +151,11 @@ def _inputs_of(dataset: Any) -> list[Any]:
 
 
 def dataset_sources(dataset: Any) -> list[Any]:
-    """The strings in a pipeline's sources, such as file names, and the indices of its shards.
+    """Returns the strings in the sources of an input pipeline, and the indices of its shards.
 
     Returns:
-        A list of strings for each source, and the index of each `Dataset.shard`; the last parts of
-        the pipeline are first.
+        A list that starts with the last stage of the pipeline. It contains a list of strings, such
+        as file names, for each source, and an integer for each `Dataset.shard`.
     """
     found: list[Any] = []
     pending = [dataset]

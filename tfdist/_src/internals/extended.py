@@ -1,4 +1,4 @@
-"""Public names for the parts of TensorFlow's mirrored strategy engine that tfdist uses."""
+"""Access to the parts of TensorFlow's engine for mirrored strategies that tfdist uses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tfdist._src.internals.tensorflow import distribute_lib
 if TYPE_CHECKING:
 
     class MirroredExtended:
-        """The parts of TensorFlow's class that tfdist uses; the rest is unknown to mypy."""
+        """Declares the parts of TensorFlow's class that tfdist uses, for mypy."""
 
         experimental_enable_get_next_as_optional: bool
         _devices: tuple[str, ...]
@@ -42,19 +42,22 @@ else:
 
 
 class LocalExtended(MirroredExtended):
-    """Mirrored replicas on devices of this process, without TensorFlow's collectives.
+    """The engine of a strategy with a replica on each of several devices of this process.
+
+    Unlike TensorFlow's class, it does not create TensorFlow's collectives.
 
     Args:
         container: the strategy that owns this engine.
-        devices: the devices, one replica each.
+        devices: the devices, one for each replica.
     """
 
     def __init__(self, container: tf.distribute.Strategy, devices: Sequence[str]) -> None:
-        # Skip the parent's constructor: it reads TF_CONFIG and creates TensorFlow's collectives.
+        # Do not call the parent's constructor, because it reads TF_CONFIG and creates TensorFlow's
+        # collectives.
         distribute_lib.StrategyExtendedV1.__init__(self, container)
         logger = tf.get_logger()
         level = logger.level
-        logger.setLevel("WARNING")  # The engine would log that this is a MirroredStrategy.
+        logger.setLevel("WARNING")  # Otherwise the engine would log that it is a MirroredStrategy.
         try:
             self._initialize_single_worker(list(devices))
         finally:
@@ -75,12 +78,12 @@ class LocalExtended(MirroredExtended):
 
     @property
     def first_replica(self) -> int:
-        """The global index of the replica on this worker's first device."""
+        """The index of this worker's first replica among the replicas of all workers."""
         return int(self._get_replica_id_in_sync_group(0))
 
     @property
     def cluster_resolver(self) -> Any:
-        """The cluster resolver, stored where TensorFlow's strategies expect it."""
+        """The cluster resolver, in the attribute in which TensorFlow's strategies look for it."""
         return self._cluster_resolver
 
     @cluster_resolver.setter
@@ -88,7 +91,11 @@ class LocalExtended(MirroredExtended):
         self._cluster_resolver = resolver
 
     def input_workers(self, options: Any) -> Any:
-        """The devices that receive distributed data, given a `tf.distribute.InputOptions`."""
+        """Returns the devices that receive the elements of a distributed dataset.
+
+        Args:
+            options: a `tf.distribute.InputOptions` or None.
+        """
         if options is plain_input():
             host = device_util.canonicalize("/device:CPU:0", self._devices[0])
             return InputWorkers([(host, tuple(self._devices))])
@@ -96,24 +103,28 @@ class LocalExtended(MirroredExtended):
 
 
 def await_other_replicas() -> None:
-    """Pauses the trace of this replica until this process's other replicas make the same call.
+    """Pauses the tracing of this replica until all replicas of this process have called this.
 
-    Operations with side effects, such as Python functions, run in the order in which they were
-    traced. A collective needs all replicas. So no replica may trace operations after a collective
-    while another replica has yet to trace operations before that collective: the two would wait for
-    each other when the graph runs. In the branches of a conditional, this function has no effect.
+    Operations with side effects, such as Python functions, run in the order in which the replicas
+    have traced them. Suppose that one replica traces a collective and then a Python function,
+    before another replica traces a Python function and then the same collective. When the graph
+    runs, the second function must wait for the first one, which must wait for the collective. The
+    collective must wait for the second function, so this is a deadlock. Call this function before
+    the collective to avoid it.
+
+    In the branches of a conditional, this function has no effect.
     """
     if getattr(threading.current_thread(), "graph", None) is tf.compat.v1.get_default_graph():
         tf.distribute.get_replica_context().merge_call(lambda _: None)
 
 
 def on_replica_id(callback: Callable[[Any], None]) -> None:
-    """Registers a callback for reads of the number of a replica, `replica_id_in_sync_group`.
+    """Registers a callback that is called when code reads `replica_id_in_sync_group`.
 
-    Calling this again has no effect.
+    Only the first call of this function has an effect.
 
     Args:
-        callback: receives the strategy.
+        callback: a function that receives the strategy of the replica.
     """
     asked = distribute_lib.ReplicaContextBase.replica_id_in_sync_group
     if getattr(asked.fget, "calls_back", False):
@@ -129,41 +140,46 @@ def on_replica_id(callback: Callable[[Any], None]) -> None:
 
 
 def devices_of(variable: Any) -> tuple[str, ...]:
-    """The devices of a distributed variable's copies."""
+    """Returns the devices of the copies of a distributed variable."""
     return tuple(variable._devices)
 
 
 def copy_here(variable: Any) -> Any:
-    """The copy of a distributed variable on the current device, if any, or else the first one."""
+    """Returns the copy of a distributed variable on the current device.
+
+    If the current device has no copy, returns the first copy.
+    """
     return variable._get_on_device_or_primary()
 
 
 def first_spec(spec: Any) -> Any:
-    """The spec of the first replica's component of a per-replica value."""
+    """Returns the part of a per-replica spec that describes the value of the first replica."""
     return spec._value_specs[0]
 
 
 def set_batches(distributed: Any, count: int, *, ends_together: bool) -> None:
-    """Sets a distributed dataset's number of batches, and how its end is detected.
+    """Sets the number of batches of a distributed dataset, and how its end is detected.
 
     Args:
         distributed: a distributed dataset.
-        count: its number of batches, or `tf.data`'s constants for unknown or infinite.
-        ends_together: whether all workers have the same number of batches, so that they need not
-            agree on the end before each batch.
+        count: the number of batches, or one of `tf.data.UNKNOWN_CARDINALITY` and
+            `tf.data.INFINITE_CARDINALITY`.
+        ends_together: whether all workers have the same number of batches. If not, the workers
+            check together before each batch whether the data has ended.
     """
     distributed._cardinality = count
     distributed._enable_get_next_as_optional = not ends_together
 
 
 def end_of(spec: Any) -> tuple[bool, bool]:
-    """Returns how the end of a distributed dataset or iterator is detected in traced functions.
+    """Returns how the end of a distributed dataset or iterator is detected in a `tf.function`.
 
     Args:
-        spec: the `TypeSpec` of the dataset or iterator.
+        spec: the `tf.TypeSpec` of the dataset or iterator.
 
     Returns:
-        Whether the dataset has no end, and whether the workers agree on the end before each batch.
+        Whether the dataset is infinite, and whether the workers check together before each batch
+        whether the data has ended.
     """
     endless = spec._cardinality == tf.data.INFINITE_CARDINALITY
     return endless, bool(spec._enable_get_next_as_optional)

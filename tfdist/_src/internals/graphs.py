@@ -1,4 +1,4 @@
-"""Private APIs of TensorFlow: graphs that are traced for XLA, and the operations in them."""
+"""Private APIs of TensorFlow, to trace, inspect and copy graphs, in particular for XLA."""
 
 import contextlib
 import threading
@@ -19,22 +19,24 @@ from tensorflow.python.ops import control_flow_util_v2 as _control_flow_util_v2
 _KEPT = "_tfdist_functions"
 _mark = _control_flow_util_v2.maybe_set_lowering_attr
 _traces_lock = threading.Lock()
-_traces = 0  # the number of running traces
+_traces = 0  # the number of threads that are in `_lowering`
 
 
 class _InParts(_control_flow_ops.XLAControlFlowContext):  # type: ignore[misc]
-    """The context of a graph that XLA compiles in parts."""
+    """Marks a graph that XLA compiles in parts, instead of as a whole."""
 
 
 def trace_for_xla(function: Callable[[], Any]) -> Any:
-    """Traces a function without arguments into a separate graph, for compilation by XLA.
+    """Traces a function without arguments into a separate graph, so that XLA can compile it.
 
-    Loops and conditionals that XLA does not compile are lowered into the graph, as without XLA. As
-    function calls they would be slower, since oneDNN is not used inside functions.
+    Loops and conditionals that XLA does not compile are lowered to basic operations, as TensorFlow
+    does in graphs without XLA. Otherwise they would run as function calls, in which TensorFlow
+    cannot use oneDNN.
 
     Returns:
-        The `FuncGraph`: its `captures` are pairs of an outer tensor and its placeholder, and its
-        `structured_outputs` are the function's results.
+        The `FuncGraph`. Its attribute `captures` contains pairs of a tensor from outside the graph
+        and the placeholder for it. Its attribute `structured_outputs` contains the results of the
+        function.
     """
 
     def traced_function() -> Any:
@@ -51,7 +53,10 @@ def trace_for_xla(function: Callable[[], Any]) -> Any:
 
 @contextlib.contextmanager
 def _lowering() -> Iterator[None]:
-    """Lowers new loops and conditionals into the graph; several threads may be in this context."""
+    """Lowers loops and conditionals that are created within this context.
+
+    Several threads may be in this context at the same time.
+    """
     global _traces
     with _traces_lock:
         _traces += 1
@@ -70,7 +75,7 @@ def _lower(operation: Any, lower_using_switch_merge: bool | None = None) -> None
 
 
 def captured_from(tensor: Any) -> Any:
-    """Returns the original of a tensor, outside of all the graphs that have captured it."""
+    """Returns the original tensor, if graphs have captured it and `tensor` is its placeholder."""
     graph = getattr(tensor, "graph", None)
     for outer, inner in getattr(graph, "captures", ()):
         if inner is tensor:
@@ -79,19 +84,20 @@ def captured_from(tensor: Any) -> Any:
 
 
 def variables_read(graph: Any) -> list[Any]:
-    """The variables that were read while a graph was traced, if they still exist."""
+    """Returns those variables that were read while a graph was traced and that still exist."""
     return [variable for r in graph._weak_variables if (variable := r()) is not None]
 
 
 def in_xla_context() -> bool:
-    """Whether XLA will compile the operations that are added to the default graph."""
+    """Whether XLA will compile operations that are now added to the default graph."""
     return bool(_control_flow_util.GraphOrParentsInXlaContext(_ops.get_default_graph()))
 
 
 def is_compiled_whole() -> bool:
-    """Whether XLA will compile the default graph as it is, rather than parts of it.
+    """Whether XLA will compile the default graph as a whole.
 
-    This is the case in a `tf.function` with `jit_compile=True`, and in functions called there.
+    XLA does so in a `tf.function` with `jit_compile=True`, and in all functions that are called
+    there. This is False if tfdist lets XLA compile only parts of the graph.
     """
     for graph in _graphs_around():
         context = _control_flow_util.GetContainingXLAContext(graph._get_control_flow_context())
@@ -101,12 +107,12 @@ def is_compiled_whole() -> bool:
 
 
 def is_in_loop() -> bool:
-    """Whether operations that are added to the default graph are part of a `tf.while_loop`."""
+    """Whether operations that are now added to the default graph are part of a `tf.while_loop`."""
     return any(map(_control_flow_util_v2.in_while_loop_defun, _graphs_around()))
 
 
 def _graphs_around() -> Iterator[Any]:
-    """The default graph, and the graphs that contain it."""
+    """Yields the default graph, and then the graphs that contain it."""
     graph = _ops.get_default_graph()
     while graph is not None:
         yield graph
@@ -114,23 +120,26 @@ def _graphs_around() -> Iterator[Any]:
 
 
 def branches_of(conditional: Any) -> tuple[Any, Any]:
-    """The `FuncGraph`s of an `If` operation's branches: the then branch, and the else branch."""
+    """Returns the graphs of the two branches of an `If` operation, first the one for True."""
     then_graph, else_graph = _cond_v2.get_func_graphs(conditional)
     return then_graph, else_graph
 
 
 def mark_what_is_only_read(conditional: Any, branches: tuple[Any, Any]) -> None:
-    """Marks variables that an `If` operation only reads, so that other readers need not wait."""
+    """Marks variables that an `If` operation only reads.
+
+    Other operations that read these variables then need not wait for the `If` operation.
+    """
     _cond_v2._set_read_only_resource_inputs_attr(conditional, branches)
 
 
 @contextlib.contextmanager
 def marking_operations(name: str, numbers: Sequence[int] | None = None) -> Iterator[None]:
-    """Adds an attribute to operations created in the default graph within this context.
+    """Adds an attribute to all operations that are created in the default graph in this context.
 
     Args:
-        name: the attribute's name, which begins with an underscore.
-        numbers: the attribute's value; True by default.
+        name: the name of the attribute. It must begin with an underscore.
+        numbers: the value of the attribute, a list of integers. By default, the value is True.
     """
     mark = attr_value_pb2.AttrValue(b=True)
     if numbers is not None:
@@ -142,11 +151,11 @@ def marking_operations(name: str, numbers: Sequence[int] | None = None) -> Itera
 def identities(values: Sequence[Any], gradient: str) -> list[Any]:
     """Adds an `IdentityN` operation with a custom gradient to the default graph.
 
-    Unlike `tf.custom_gradient`, it keeps no graph alive.
+    Unlike `tf.custom_gradient`, this function does not prevent the deletion of graphs.
 
     Args:
         values: tensors of the default graph.
-        gradient: the name under which the gradient was registered by `tf.RegisterGradient`.
+        gradient: the name of the gradient, as registered with `tf.RegisterGradient`.
     """
     function = _ops.gradient_registry.lookup(gradient)
     overriding = _ops.get_default_graph().gradient_override_map({"IdentityN": gradient})
@@ -157,15 +166,17 @@ def identities(values: Sequence[Any], gradient: str) -> list[Any]:
     def backward(*gradients: Any) -> Any:
         return function(operation, *gradients)
 
-    # A tape uses the recorded function; the gradient of a graph uses the registered one.
+    # A gradient tape calls the recorded function. The gradient of a graph, such as the graph of a
+    # loop, uses the registered gradient instead.
     _record.record_operation(gradient, results, list(values), backward)
     return results
 
 
 def of_unknown_sizes(value: Any, axes: Sequence[int]) -> Any:
-    """Returns the same tensor with its static sizes along some axes removed."""
+    """Returns the same tensor with unknown static sizes along some axes."""
     shape = [None if axis in axes else size for axis, size in enumerate(value.shape)]
-    # A forward accumulator cannot trace the derivative of an operation with a `shape` attribute.
+    # `tf.autodiff.ForwardAccumulator` cannot differentiate an operation with a `shape` attribute,
+    # so the operation is recorded as an identity.
     with _record.stop_recording():
         result = tf.raw_ops.PlaceholderWithDefault(input=value, shape=shape)
     _record.record_operation("Identity", [result], [value], lambda gradient: [gradient])
@@ -173,32 +184,35 @@ def of_unknown_sizes(value: Any, axes: Sequence[int]) -> Any:
 
 
 def keep_functions(graph: Any, of: Any) -> None:
-    """Keeps the functions called by a graph alive as long as another graph exists.
+    """Keeps the functions of one graph alive as long as another graph exists.
 
-    A definition that is imported into a graph refers to functions by name, and does not keep them
-    alive.
+    This is needed if the definition of graph `of` is imported into `graph`. The imported operations
+    refer to functions only by name, and do not keep them alive.
     """
     kept = getattr(graph, _KEPT, [])
     setattr(graph, _KEPT, [*kept, *of._functions.values()])
 
 
 def add_control_inputs(operation: Any, others: list[Any]) -> None:
-    """Makes an operation wait for other operations of its graph."""
+    """Makes an operation wait for other operations of the same graph."""
     if others:
         operation._add_control_inputs(others)
 
 
 def is_call(operation: Any) -> bool:
-    """Whether an operation's type is the name of a function, as in TensorFlow 1."""
+    """Whether an operation is a function call in the style of TensorFlow 1.
+
+    The type of such an operation is the name of the function.
+    """
     return operation.graph._get_function(operation.type) is not None
 
 
 def called_graph(operation: Any, function: str) -> Any:
-    """The `FuncGraph` of a function that an operation calls.
+    """Returns the `FuncGraph` of a function that an operation calls.
 
     Args:
-        operation: an operation of a graph that calls the function.
-        function: the function's name.
+        operation: the operation that calls the function.
+        function: the name of the function.
     """
     graph = operation.graph
     while graph is not None:
@@ -208,7 +222,8 @@ def called_graph(operation: Any, function: str) -> Any:
             sizes = len(signature.input_arg), len(signature.output_arg)
             if sizes == (len(found.graph.inputs), len(found.graph.outputs)):
                 return found.graph
-            # A gradient has added inputs or outputs after the function was defined.
+            # The computation of a gradient has added inputs or outputs to the graph, after the
+            # function was defined. The definition still has the original inputs and outputs.
             shapes = [tensor.shape for tensor in found.graph.inputs[: len(signature.input_arg)]]
             with found.graph.outer_graph.as_default():
                 return _function_def_to_graph.function_def_to_graph(found.cached_definition, shapes)
@@ -225,7 +240,8 @@ def copy_operation(operation: Any, inputs: list[Any]) -> Any:
         inputs: the inputs of the copy.
 
     Returns:
-        The new operation. Its only control inputs are the ones of the current context.
+        The new operation. It has the control inputs of the current context, but not those of the
+        original operation.
     """
     graph = _ops.get_default_graph()
     given = {
@@ -239,9 +255,10 @@ def copy_operation(operation: Any, inputs: list[Any]) -> Any:
 
 
 def keep_functions_of(operation: Any) -> None:
-    """Adds the functions that an operation of another graph calls to the default graph.
+    """Adds functions that are called by an operation of another graph to the default graph.
 
-    The default graph keeps them alive, and also the Python functions that they call.
+    The default graph then keeps these functions alive, and also the Python functions that they
+    call.
     """
     graph = _ops.get_default_graph()
     kept = getattr(graph, _KEPT, [])
@@ -261,12 +278,12 @@ _WITH_FUNCTIONS = frozenset({"SymbolicGradient", "XlaLaunch", "MapDefun", "Scan"
 
 
 def trace_into_graph(name: str, function: Any, arguments: tuple[Any, ...]) -> Any:
-    """Traces a function for arguments with given specs.
+    """Traces a Python function into a new graph.
 
     Args:
-        name: the graph's name.
-        function: the Python function.
-        arguments: its arguments, as nests of `tf.TypeSpec`s.
+        name: the name of the graph.
+        function: the Python function to trace.
+        arguments: the specs of the function's arguments, as nests of `tf.TypeSpec`s.
 
     Returns:
         The `FuncGraph`.

@@ -1,4 +1,8 @@
-"""The position of iterators over datasets, and of Keras's iterators over epochs."""
+"""Reads and sets the positions of dataset iterators and of Keras's epoch iterators.
+
+In this module, `epochs` is Keras's epoch iterator (`TFEpochIterator`), which yields the batches of
+all epochs in a call of `fit`. An adapter is Keras's wrapper for the data that is passed to `fit`.
+"""
 
 import contextlib
 import re
@@ -14,21 +18,26 @@ from tensorflow.python.data.ops.iterator_ops import OwnedIterator
 
 from tfdist._src.internals.datasets import caches, common_shuffles, shuffle_passes, shuffles
 
-# Errors of iterators that cannot be serialized, such as iterators of Python generators.
+# TensorFlow raises one of these errors if an iterator cannot be serialized. An example is the
+# iterator of a Python generator.
 _NOT_SERIALIZABLE = (tf.errors.UnimplementedError, tf.errors.FailedPreconditionError)
 _IGNORE_EXTERNAL_STATE = 1
-# The name under which an iterator saves the count of numbers drawn by a shuffle.
+# The name under which a serialized iterator contains the count of random numbers that a shuffle has
+# drawn.
 _DRAWN = b"num_random_samples"
 
 
 def position_of(iterator: Any) -> bytes | None:
-    """The position of an iterator, including the contents of its buffers and its shuffles' seeds.
+    """Returns the position of an iterator.
+
+    The position includes the contents of the iterator's buffers and the seeds of its shuffles.
 
     Args:
-        iterator: an iterator over a dataset, distributed or not.
+        iterator: an iterator over a dataset, or over a distributed dataset.
 
     Returns:
-        Bytes for `set_position`; None if the iterator cannot be serialized.
+        The position, as bytes that can be passed to `set_position`. None if the iterator cannot be
+        serialized.
     """
     plain = _plain(iterator)
     if plain is None:
@@ -43,13 +52,17 @@ def position_of(iterator: Any) -> bytes | None:
 
 
 def set_position(iterator: Any, position: bytes) -> None:
-    """Moves an iterator over a dataset to the position of another iterator over the same dataset.
+    """Sets the position of an iterator to that of another iterator over an equal dataset.
 
-    In iterators that are created later over this dataset, shuffles also continue with the seeds of
-    that other iterator.
+    The seeds of the dataset's shuffles are also set. Iterators that are created later over this
+    dataset therefore continue the random order of the other iterator.
+
+    Args:
+        iterator: the iterator to change.
+        position: the result of `position_of` for the other iterator.
 
     Raises:
-        ValueError: the position belongs to another dataset.
+        ValueError: the position belongs to a different dataset.
     """
     plain = _plain(iterator)
     if plain is None:
@@ -64,17 +77,20 @@ def set_position(iterator: Any, position: bytes) -> None:
 
 
 def _plain_text(error: tf.errors.OpError) -> str:
-    """The first line of a message, without TensorFlow's names of functions."""
+    """Returns the first line of an error's message, without TensorFlow's names of nodes."""
     return re.sub(r"\{\{.*?\}\} ?", "", str(error)).splitlines()[0]
 
 
 def has_seeds(position: bytes) -> bool:
-    """Whether a position includes the seeds of shuffles, as it does until all data is read."""
+    """Whether a position includes the seeds of shuffles.
+
+    The position of an iterator does not include them after the iterator has read all data.
+    """
     return _DRAWN in position
 
 
 def _plain(iterator: Any) -> OwnedIterator | None:
-    """The plain iterator of a distributed iterator; None if it has several devices."""
+    """Returns the plain iterator inside a distributed iterator; None if there is none."""
     parts = getattr(iterator, "_iterators", None)
     if parts is not None:
         iterator = parts[0]._iterator if len(parts) == 1 else None
@@ -82,15 +98,15 @@ def _plain(iterator: Any) -> OwnedIterator | None:
 
 
 def take_over(epochs: Any, earlier: Any) -> None:
-    """Makes Keras's new epoch iterator continue in place of an earlier one over the same data."""
+    """Copies the state of an earlier epoch iterator over the same data to a new one."""
     vars(epochs).update(vars(earlier))
 
 
 @contextlib.contextmanager
 def within_epoch(epochs: Any) -> Iterator[None]:
-    """Within this context, Keras's epoch iterator begins an epoch without `on_epoch_begin`.
+    """Makes an epoch iterator begin an epoch without a call of the adapter's `on_epoch_begin`.
 
-    This is for an epoch that the data has already begun.
+    Use this context to continue an epoch for which `on_epoch_begin` has already been called.
     """
     adapter = epochs.data_adapter
     adapter.on_epoch_begin = lambda: None
@@ -101,49 +117,58 @@ def within_epoch(epochs: Any) -> Iterator[None]:
 
 
 def new_iterator(epochs: Any) -> Any:
-    """A new iterator over the dataset of Keras's epoch iterator."""
+    """Creates a new iterator over the dataset of an epoch iterator."""
     return iter(epochs._get_iterator())
 
 
 def lasting_iterator(epochs: Any) -> Any:
-    """The iterator that the next epoch continues; None unless `steps_per_epoch` is set."""
+    """Returns the iterator that the next epoch will continue to read.
+
+    Returns None if `steps_per_epoch` is not set, because each epoch then has a new iterator.
+    """
     return epochs._current_iterator if epochs.steps_per_epoch else None
 
 
 def unread_iterator(epochs: Any, read: Any) -> Any:
-    """The iterator that Keras created at the end of an epoch; None if it created none.
+    """Returns the iterator that Keras created at the end of an epoch.
 
-    Keras creates one if it knew the length of the epoch.
+    Keras creates this iterator only if it knew the number of batches before the epoch. Returns None
+    otherwise.
 
     Args:
         epochs: Keras's epoch iterator.
-        read: the iterator that has been read.
+        read: the iterator that was read in the epoch.
     """
     return None if epochs._current_iterator is read else epochs._current_iterator
 
 
 def batches_seen(epochs: Any) -> int:
-    """Keras's count of the batches taken from its iterator."""
+    """Returns the number of batches that an epoch iterator has taken so far."""
     return int(epochs._steps_seen)
 
 
 def set_batches_seen(epochs: Any, batches: int) -> None:
-    """Sets Keras's count of the batches taken from its iterator."""
+    """Sets the number of batches that an epoch iterator has taken so far."""
     epochs._steps_seen = batches
 
 
 def last_of(epochs: Any, step: Any) -> int:
-    """The number of the last batch that Keras's epoch iterator has yielded for a step."""
-    # Keras 3.8 yields only the number of the first batch.
+    """Returns the index of the last batch of a step.
+
+    Args:
+        epochs: Keras's epoch iterator.
+        step: the tuple that the epoch iterator has yielded for the step.
+    """
+    # In Keras 3.8, the tuple contains only the index of the first batch.
     return int(step[-2]) if len(step) > 2 else int(step[0]) + int(epochs.steps_per_execution) - 1
 
 
 def rows_of_batches(epochs: Any, last: int) -> int | None:
-    """The number of rows of each batch that Keras's epoch iterator yields next, if known.
+    """Returns the number of rows in each of the next batches of an epoch iterator, if known.
 
     Args:
         epochs: Keras's epoch iterator.
-        last: the number of the last of these batches.
+        last: the index of the last of these batches.
     """
     adapter = epochs.data_adapter
     known: int | None = getattr(epochs._distributed_dataset, "batch_rows", None)
@@ -154,38 +179,49 @@ def rows_of_batches(epochs: Any, last: int) -> int | None:
 
 
 def replace_dataset(epochs: Any, distributed: Any) -> None:
-    """Makes the next epoch of Keras's epoch iterator read another distributed dataset."""
+    """Makes an epoch iterator read another distributed dataset from the next epoch on."""
     epochs._distributed_dataset = distributed
     epochs._current_iterator = None
 
 
 def set_number_of_batches(epochs: Any, batches: int | None) -> None:
-    """Sets the number of batches that Keras takes from its iterator; None if unknown."""
+    """Sets the number of batches in an epoch; None if the number is unknown."""
     epochs._num_batches = batches
 
 
 def initial_epoch(model: Any) -> int:
-    """The first epoch of the running call of `fit`, as set by a callback; 0 if none has set it."""
+    """Returns the index of the first epoch, as set by a callback in `fit`; 0 if it is not set."""
     return int(model._initial_epoch or 0)
 
 
 def set_initial_epoch(model: Any, epoch: int | None) -> None:
-    """Sets the first epoch of the running call of `fit`; None selects `fit`'s own argument."""
+    """Sets the index of the first epoch of the running call of `fit`.
+
+    None selects the argument `initial_epoch` that was passed to `fit`.
+    """
     model._initial_epoch = epoch
 
 
 def validation_epochs(model: Any) -> Any:
-    """Keras's epoch iterator over the validation data of the running call of `fit`, if any."""
+    """Returns the epoch iterator over the validation data of the running call of `fit`, if any."""
     return getattr(model, "_eval_epoch_iterator", None)
 
 
 def forget_validation_data(model: Any) -> None:
-    """Makes the running call of `fit` distribute its validation data again."""
+    """Makes the running call of `fit` create a new iterator over its validation data."""
     model._eval_epoch_iterator = None
 
 
 def replay_epochs(adapter: Any, count: int) -> None:
-    """Calls the epoch methods of an adapter's data for past epochs, without reading any data."""
+    """Calls `on_epoch_begin` and `on_epoch_end` of an adapter's data as in earlier epochs.
+
+    This brings a `keras.utils.PyDataset` into its state after these epochs, without reading any
+    data.
+
+    Args:
+        adapter: the adapter of the data.
+        count: the number of epochs.
+    """
     if not isinstance(adapter, PyDatasetAdapter):
         return
     for _ in range(count):
@@ -194,7 +230,7 @@ def replay_epochs(adapter: Any, count: int) -> None:
 
 
 def changes_between_epochs(adapter: Any) -> bool:
-    """Whether an adapter's data overrides the methods called when epochs begin or end."""
+    """Whether an adapter's data has its own method `on_epoch_begin` or `on_epoch_end`."""
     if not isinstance(adapter, PyDatasetAdapter):
         return False
     mine, base = type(adapter.py_dataset), keras.utils.PyDataset
@@ -203,7 +239,7 @@ def changes_between_epochs(adapter: Any) -> bool:
 
 
 def remembers_epochs(adapter: Any) -> bool:
-    """Whether one of Keras's adapters has data that is cached in the first epoch."""
+    """Whether an adapter's data is a finite dataset that caches elements in the first epoch."""
     dataset = _dataset_of(adapter)
     if not isinstance(dataset, tf.data.Dataset):
         return False
@@ -211,30 +247,33 @@ def remembers_epochs(adapter: Any) -> bool:
 
 
 def draws_anew(adapter: Any) -> bool:
-    """Whether iterators over an adapter's data may differ in order, and have positions to save."""
+    """Whether an adapter's data is a dataset with a different random order in each iterator.
+
+    Returns False for a dataset with a cache.
+    """
     dataset = _dataset_of(adapter)
     return dataset is not None and shuffles(dataset) and not caches(dataset)
 
 
 def draw_together(one: Any, other: Any) -> bool:
-    """Whether the data of two of Keras's adapters share a shuffle."""
+    """Whether the datasets of two adapters have a shuffle in common."""
     first, second = _dataset_of(one), _dataset_of(other)
     return first is not None and second is not None and common_shuffles(first, second)
 
 
 def shuffles_per_epoch(adapter: Any) -> int:
-    """The number of orders that a shuffle in the data of a Keras adapter draws per epoch."""
+    """Returns how often a shuffle in an adapter's dataset draws a new order in each epoch."""
     dataset = _dataset_of(adapter)
     return 1 if dataset is None else shuffle_passes(dataset)
 
 
 def _dataset_of(adapter: Any) -> Any:
-    """The dataset passed to `fit`; None for other kinds of data."""
+    """Returns the dataset that was passed to `fit`; None if the data is not a dataset."""
     return adapter.get_tf_dataset() if isinstance(adapter, TFDatasetAdapter) else None
 
 
 def stop_reading(adapter: Any) -> None:
-    """Ends the threads and processes that read data for one of Keras's adapters."""
+    """Ends the threads and processes that read data for an adapter."""
     enqueuer = getattr(adapter, "enqueuer", None)
     if enqueuer is not None:
         enqueuer.stop()

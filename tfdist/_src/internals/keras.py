@@ -1,4 +1,4 @@
-"""Private APIs of Keras: functions that the hooks replace, a model's graph, and global state."""
+"""Private APIs of Keras: classes with replaced methods, graphs of models, and global state."""
 
 import contextlib
 import enum
@@ -34,11 +34,12 @@ from tensorflow.python.autograph.impl import api as autograph
 
 
 class Sharing(enum.Enum):
-    """How a replica's thread shares an attribute of Keras's global state with its caller.
+    """The ways in which two threads can share an attribute of Keras's global state.
 
-    Keras keeps separate global state for each thread. It replaces some objects in the state, and
-    changes others in place. If two threads share an object, both see a change in place, but only
-    one sees a replacement.
+    Keras has separate global state for each thread. tfdist runs the function of a replica in
+    another thread, and makes it see the state of the thread that called it. Keras changes some
+    attributes in place, which both threads see if they share the object. It replaces the values of
+    other attributes, which only one of the threads would see.
     """
 
     SETTING = "the caller's value; the caller gets what the replica sets"
@@ -56,13 +57,13 @@ SHARED = {
     "nnx_enabled": Sharing.SETTING,
     "traceback_filtering": Sharing.SETTING,
     "global_random_seed": Sharing.SETTING,
-    # Objects that Keras creates once.
+    # Keras creates these objects once, and then changes them in place.
     "global_seed_generator": Sharing.SETTING,
     "object_name_uids": Sharing.SETTING,
     "_keras_mask_dict": Sharing.SETTING,
     "saving_attr_skiplist_*": Sharing.SETTING,
     "saving_attr_skipset_*": Sharing.SETTING,
-    # Contexts that restore the previous value when they end.
+    # These attributes are set in contexts that restore the previous value at their end.
     "autocast_scope": Sharing.SCOPE,
     "current_call_ctx": Sharing.SCOPE,
     "custom_objects_scope_dict": Sharing.SCOPE,
@@ -74,7 +75,8 @@ SHARED = {
     "symbolic_scope": Sharing.SCOPE,
     "tracking_on": Sharing.SCOPE,
     "use_legacy_config": Sharing.SCOPE,
-    # Contexts that form a stack in one list.
+    # These attributes are lists. A context adds an element at its beginning and removes it at its
+    # end.
     "name_scope_stack": Sharing.STACK,
     "remat_scope_stack": Sharing.STACK,
     "uninitialized_variables": Sharing.WAITING,
@@ -83,17 +85,17 @@ SHARED = {
 
 
 def in_callers_state(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a function to run in another thread with the calling thread's Keras state.
+    """Wraps a function so that another thread runs it with the Keras state of this thread.
 
-    The function sees the state that it would see in the calling thread, such as the settings of
-    `keras.config` and the generator for draws without a seed. Its changes to the state take effect
-    in the calling thread. `SHARED` defines how each attribute is shared; unknown attributes are
-    shared as settings.
+    The state includes, for example, the settings of `keras.config` and the global seed generator.
+    If the function changes the state, the changes also take effect in this thread. `SHARED` defines
+    how each attribute is shared. An attribute that is not in `SHARED` is shared like a
+    `Sharing.SETTING`.
     """
     callers = vars(global_state.GLOBAL_STATE_TRACKER)
     if not tf.executing_eagerly():
-        # AutoGraph does not convert the wrapper, so the function is converted here, as TensorFlow
-        # does with a replica's function.
+        # AutoGraph does not convert the wrapper, and therefore not the function in it. Convert the
+        # function here, as TensorFlow does before it runs a replica's function.
         function = autograph.tf_convert(function, autograph_context.control_status_ctx())
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -111,24 +113,37 @@ def in_callers_state(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _given(name: str, value: Any) -> Any:
-    """Returns the value of an attribute for a replica's thread, given its caller's value."""
+    """Returns the initial value of an attribute in the thread that runs the function.
+
+    Args:
+        name: the name of the attribute.
+        value: its value in the calling thread.
+    """
     match SHARED.get(name), value:
         case Sharing.STACK, list():
             return [*value]
         case Sharing.WAITING, list():
-            # Another replica may have initialized some variables, and not have returned yet.
+            # Another replica may have initialized some of these variables since the call began.
             return _without_values(value)
         case _:
             return value
 
 
 def _give_back(callers: MutableMapping[str, Any], name: str, value: Any, given: Any) -> None:
-    """Sets the caller's value of an attribute as if the function had run in the caller's thread."""
+    """Updates an attribute in the calling thread after the function has returned.
+
+    Args:
+        callers: the Keras state of the calling thread.
+        name: the name of the attribute.
+        value: its final value in the thread that has run the function.
+        given: its initial value in that thread.
+    """
     match SHARED.get(name, Sharing.SETTING):
         case Sharing.SETTING if value is not given:
             callers[name] = value
         case Sharing.WAITING:
-            # The code that defers variables in the calling thread refers to this list.
+            # Change this list in place, because code in the calling thread may have a reference to
+            # it.
             waiting = callers.get(name)
             waiting = callers[name] = [] if waiting is None else waiting
             waiting += [v for v in value or () if all(v is not other for other in waiting)]
@@ -193,29 +208,31 @@ __all__ = [
 
 
 def made_under(model: Any) -> Any:
-    """The strategy under which a model or an epoch iterator was created, if any."""
+    """Returns the strategy under which a model or an epoch iterator was created, if any."""
     return model._distribute_strategy
 
 
 def dataset_of(iterator: Any) -> Any:
-    """The distributed dataset of an epoch iterator."""
+    """Returns the distributed dataset that an epoch iterator reads."""
     return iterator._distributed_dataset
 
 
 def build_by_spec(model: Any, batch: Any, *, training: bool) -> None:
-    """Builds a model from a batch's shapes and types, with its losses, metrics and optimizer.
+    """Builds a model and its losses, metrics and optimizer from the shapes and types of a batch.
 
-    Keras's `_symbolic_build` always calls the model with `training=False`. This function passes the
-    same value as the first step, since layers that the model creates in its first call can keep it.
+    Keras's own method, `_symbolic_build`, always calls the model with `training=False`. This
+    function instead passes the value that the first step would pass, because layers that are
+    created in the first call may depend on it.
 
-    If a model overrides a step, such as `train_step`, only that step knows the arguments of the
-    losses and metrics; `"accuracy"`, for example, depends on their shapes. The losses and metrics
-    are then built in the first step, as without a strategy.
+    If the model overrides a method such as `train_step`, only this method knows the arguments of
+    the losses and metrics. Their shapes are needed, because they determine, for example, the metric
+    for which `"accuracy"` stands. In this case, the losses and metrics are built in the first step,
+    as in training without a strategy.
 
     Args:
-        model: the model, under a strategy in scope.
-        batch: the input of a step; only its shapes and types are read.
-        training: whether the first step trains.
+        model: the model. The scope of its strategy must have been entered.
+        batch: the input of a step. Only its shapes and types are used.
+        training: whether the first step is a training step.
     """
     x, y, weights = unpack_x_y_sample_weight(tf.nest.map_structure(_symbolic, batch))
     phase = {"training": training}
@@ -236,21 +253,24 @@ def build_by_spec(model: Any, batch: Any, *, training: bool) -> None:
 
 
 def build_by_step(model: Any, batch: Any, optimizers: Iterable[Any]) -> None:
-    """Builds the losses and metrics that `build_by_spec` leaves to the model's own training step.
+    """Builds the losses and metrics of a model that overrides its training step.
 
-    Traces that step in a replica context, without updates, into a graph that never runs.
+    `build_by_spec` does not build these losses and metrics. This function traces the training step
+    into a graph that never runs, in a replica context and without updates of variables by
+    optimizers.
 
     Args:
-        model: the model, under a strategy in scope.
-        batch: the input of the step; only its shapes and types are read.
-        optimizers: the optimizers that the step may apply.
+        model: the model. The scope of its strategy must have been entered.
+        batch: the input of the step. Only its shapes and types are used.
+        optimizers: all optimizers that the step may use to update variables.
     """
     parts = (model._compile_loss, model._compile_metrics)
     if all(part is None or part.built for part in parts):
         return
     with contextlib.ExitStack() as without_updates:
         for optimizer in optimizers:
-            attributes = vars(optimizer)  # Set without Keras's tracking.
+            # Writing to this dict avoids Keras's tracking of attributes.
+            attributes = vars(optimizer)
             attributes["apply"] = lambda *args, **kwargs: None
             without_updates.callback(attributes.pop, "apply")
         strategy = model.distribute_strategy
@@ -260,9 +280,10 @@ def build_by_step(model: Any, batch: Any, optimizers: Iterable[Any]) -> None:
 
 @contextlib.contextmanager
 def unbuilt_on_failure(model: Any) -> Iterator[None]:
-    """Marks layers as unbuilt again if an error leaves them without their state.
+    """Marks layers as not built if an error occurs before they have created their variables.
 
-    Keras marks a layer that does not define `build` as built before it calls the layer.
+    If a layer does not define `build`, Keras marks it as built before it calls the layer. If the
+    call then fails, the layer would remain marked as built.
     """
     before = {id(layer) for layer in model._flatten_layers() if layer.built}
     try:
@@ -282,44 +303,50 @@ def _symbolic(spec: Any) -> keras.KerasTensor | None:
 
 
 def compiled_loss_of(model: Any) -> Any:
-    """The object that computes the loss passed to `compile`; None if there is no loss."""
+    """Returns the object that computes the loss passed to `compile`; None if there is no loss."""
     return model._compile_loss
 
 
 def compiled_metrics_of(model: Any) -> Any:
-    """The object that updates the metrics passed to `compile`; None if there are no metrics."""
+    """Returns the object that updates the metrics passed to `compile`; None if there are none."""
     return model._compile_metrics
 
 
 def loss_tracker_of(model: Any) -> Any:
-    """The metric that a compiled model reports as its loss."""
+    """Returns the metric that a compiled model reports as its loss."""
     return model._loss_tracker
 
 
 def exact_value(variable: Any) -> tf.Tensor:
-    """The value of a Keras variable in the variable's own type, also under mixed precision."""
+    """Returns the value of a Keras variable in the variable's own type.
+
+    In mixed precision, Keras would convert the value to another type.
+    """
     with AutocastScope(None):
         return tf.convert_to_tensor(variable.value)
 
 
 def checkpoint_path(callback: Any, epoch: int, batch: int | None, logs: Any) -> Any:
-    """The path that a `ModelCheckpoint` writes to."""
+    """Returns the path to which a `ModelCheckpoint` writes."""
     return callback._get_file_path(epoch, batch, logs or {})
 
 
 def backup_path(callback: Any) -> Any:
-    """The path that a `BackupAndRestore` writes weights to."""
+    """Returns the path to which a `BackupAndRestore` writes weights."""
     return callback._weights_path
 
 
 def variables_of_archive(archive: Any) -> list[Any]:
-    """The TensorFlow variables that the endpoints of a `keras.export.ExportArchive` use."""
+    """Returns the TensorFlow variables that the endpoints of a `keras.export.ExportArchive` use."""
     trainable, others = archive._get_variables_used_by_endpoints()
     return [*trainable, *others]
 
 
 def graph_of(model: Any) -> Functional | None:
-    """The graph that a model's call runs; None if the call is custom or the model is not built."""
+    """Returns the graph of layers that a model runs when it is called.
+
+    Returns None if the model has a custom `call`, or is a `Sequential` model that is not built.
+    """
     if type(model).__call__ is not Model.__call__:
         return None
     if isinstance(model, Sequential):
@@ -330,7 +357,7 @@ def graph_of(model: Any) -> Functional | None:
 
 
 def nodes_of(graph: Functional) -> list[Any]:
-    """The calls of a graph, in Keras's execution order."""
+    """Returns the calls of layers in a graph, in the order in which Keras runs them."""
     by_depth = graph._nodes_by_depth
     return [
         node
@@ -341,49 +368,54 @@ def nodes_of(graph: Functional) -> list[Any]:
 
 
 def is_transparent(nested: Any, around: Any) -> bool:
-    """Whether a model that is nested in another model only runs its graph.
+    """Whether a call of a nested model does the same as running its graph in the outer model.
 
     Args:
         nested: the nested model.
-        around: the model that contains it.
+        around: the model that contains the nested model.
     """
     return (
         nested.compute_dtype == around.compute_dtype
         and nested.variable_dtype == around.variable_dtype
         and nested.activity_regularizer is None
-        # By default a model propagates only the masks that its layers compute.
+        # If `supports_masking` is False, as by default, a model passes on only the masks of its
+        # layers.
         and not nested.supports_masking
-        # Since Keras 3.9 a model may recompute its activations in the backward pass.
+        # In Keras 3.9 and newer, a model may recompute its activations in the backward pass.
         and getattr(nested, "_remat_mode", None) is None
     )
 
 
 def standardize_inputs(graph: Functional, inputs: Any) -> list[Any]:
-    """The flat inputs of a graph, converted as its call does."""
+    """Flattens and converts inputs in the same way as a call of the graph does."""
     flat: list[Any] = graph._standardize_inputs(inputs)
     return flat
 
 
 def call_with_training(operation: Any, training: bool | None) -> Callable[..., Any]:
-    """The operation as a graph calls it: `training` overrides the recorded argument of the call."""
+    """Returns an operation as the graph calls it, with another value of `training`.
+
+    The graph has recorded the arguments of the original call. `training` replaces the recorded
+    value.
+    """
     called: Callable[..., Any] = operation_fn(operation, training=training)
     return called
 
 
 def sublayers_of(layer: Any) -> list[Any]:
-    """A layer and all of its nested layers, each once."""
+    """Returns a layer and all layers nested in it, without duplicates."""
     layers: list[Any] = layer._flatten_layers()
     return layers
 
 
 def own_losses(layers: Iterable[Any]) -> list[Any]:
-    """The losses of `add_loss` and activity regularizers, without those of weight regularizers."""
+    """Returns the losses from `add_loss` and activity regularizers, but not weight regularizers."""
     unique = {id(sub): sub for layer in layers for sub in sublayers_of(layer)}
     return [loss for layer in unique.values() for loss in layer._get_own_losses()]
 
 
 def metrics_of(model: Any) -> list[Any]:
-    """A model's metrics, including those passed to `compile` that are not yet tracked."""
+    """Returns a model's metrics, including metrics from `compile` that it does not track yet."""
     compiled = model._compile_metrics
     given = () if compiled is None else (compiled._user_metrics, compiled._user_weighted_metrics)
     flat = keras.tree.flatten(given)
@@ -391,28 +423,31 @@ def metrics_of(model: Any) -> list[Any]:
 
 
 def is_of_arrays(adapter: Any) -> bool:
-    """Whether the data of one of Keras's adapters consists of arrays in memory."""
+    """Whether the data of a Keras adapter consists of arrays in memory."""
     return isinstance(adapter, data_adapters.ArrayDataAdapter)
 
 
 def describe_arrays(adapter: Any) -> str:
-    """The shapes and types of the arrays of one of Keras's adapters, and the size of a batch."""
+    """Returns a text with the shapes and types of an adapter's arrays, and the size of a batch."""
     arrays = [array for array in keras.tree.flatten(adapter._inputs) if array is not None]
-    # A data frame has a type for each column.
+    # A data frame has no single type, because each column has its own.
     specs = [f"{getattr(a, 'dtype', type(a).__name__)}{[*a.shape]}" for a in arrays]
     return f"arrays {', '.join(specs)} in batches of {adapter.batch_size}"
 
 
 def is_of_one_generator(adapter: Any) -> bool:
-    """Whether a data adapter of Keras reads from a Python generator."""
+    """Whether the data of a Keras adapter is a Python generator."""
     return isinstance(adapter, data_adapters.GeneratorDataAdapter)
 
 
 def global_seed_state(*, create: bool = False) -> Any:
-    """The variable of Keras's generator for draws without a seed; None if nothing has drawn yet.
+    """Returns the state variable of Keras's global seed generator.
+
+    Keras uses this generator for random numbers without a seed. Returns None if Keras has not
+    created the generator yet.
 
     Args:
-        create: whether to create it if it does not exist.
+        create: whether to create the generator if it does not exist.
     """
     made = global_state.get_global_attribute("global_seed_generator")
     if made is None and create:
@@ -421,9 +456,10 @@ def global_seed_state(*, create: bool = False) -> Any:
 
 
 def is_seed_state(variable: Any) -> bool:
-    """Whether a `tf.Variable` is the state of a `keras.random.SeedGenerator`, by its name.
+    """Whether a `tf.Variable` has the name of the state of a `keras.random.SeedGenerator`.
 
-    Keras does not mark the state in any other way, and generators need not belong to the model.
+    There is no better way to recognize such a variable: Keras does not mark it, and the generator
+    need not be an attribute of the model or its layers.
     """
     name: str = variable.name.partition(":")[0]
     return name.rpartition("/")[2] == "seed_generator_state"
@@ -431,12 +467,12 @@ def is_seed_state(variable: Any) -> bool:
 
 @contextlib.contextmanager
 def unchanged_state() -> Iterator[None]:
-    """Lets layers be called within this context, and restores all state afterward.
+    """Makes it possible to call layers without changing any state of Keras.
 
-    Variables without values stay uninitialized, although Keras would initialize them at the end of
-    its next `StatelessScope`. Unseeded layers may use Keras's global seed generator; it stays
-    unchanged, or is removed if it did not exist before. Keras's warnings are suppressed, since
-    Keras already issued them when the model was built.
+    Variables without values remain uninitialized, although Keras would normally initialize them at
+    the end of its next `StatelessScope`. Layers without a seed may use Keras's global seed
+    generator. It keeps its state, or is removed at the end of this context if it did not exist
+    before. Warnings are suppressed, because Keras has already issued them when the model was built.
     """
     names = ("uninitialized_variables", "global_seed_generator")
     before = {name: global_state.get_global_attribute(name) for name in names}

@@ -1,4 +1,10 @@
-"""Private APIs of Keras optimizers: access to their parts, and rebuilding an optimizer."""
+"""Private APIs of Keras optimizers, to access their parts and to build them again.
+
+The variables of an optimizer are slots, such as a momentum, which belong to one model variable, and
+others, such as the iteration count, which belong to the whole optimizer. A Keras optimizer may wrap
+other optimizers, which update the variables: `LossScaleOptimizer` wraps one optimizer, and
+`MultiOptimizer` wraps several.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +23,7 @@ import tensorflow as tf
 from tfdist._src.internals.keras import BaseOptimizer, LossScaleOptimizer, Variable
 from tfdist._src.internals.variables import deferred_variables
 
-# Keras optimizers with an `apply` that calls the `apply` of other optimizers.
+# The classes of Keras optimizers that wrap other optimizers, and call their `apply`.
 _OUTER = tuple(
     getattr(keras.optimizers, name)
     for name in ("LossScaleOptimizer", "MultiOptimizer")
@@ -26,26 +32,35 @@ _OUTER = tuple(
 
 
 def scales_losses(optimizer: Any) -> bool:
-    """Whether an optimizer is a loss scaler around another optimizer."""
+    """Whether an optimizer scales the loss, and wraps another optimizer."""
     return isinstance(optimizer, LossScaleOptimizer)
 
 
 def inner_optimizer(optimizer: Any) -> Any:
-    """The optimizer that updates variables: the one inside all loss scalers, or itself."""
+    """Returns the optimizer inside all loss scalers.
+
+    Returns the optimizer itself if it does not scale the loss.
+    """
     while scales_losses(optimizer):
         optimizer = optimizer.inner_optimizer
     return optimizer
 
 
 def updating_optimizers(optimizer: Any) -> list[Any]:
-    """The optimizers that update variables: the innermost ones in this optimizer, or itself."""
+    """Returns the optimizers that update variables.
+
+    These are the innermost wrapped optimizers, or the optimizer itself if it wraps no others.
+    """
     if not isinstance(optimizer, _OUTER):
         return [optimizer]
     return [one for inner in _nested(optimizer) for one in updating_optimizers(inner)]
 
 
 def wrappers(optimizer: Any) -> list[Any]:
-    """The optimizers that wrap the updating ones, outermost first."""
+    """Returns all optimizers that wrap others, starting with `optimizer` itself.
+
+    The list is empty if the optimizer wraps no others.
+    """
     if not isinstance(optimizer, _OUTER):
         return []
     return [optimizer, *(one for inner in _nested(optimizer) for one in wrappers(inner))]
@@ -56,19 +71,22 @@ def _nested(optimizer: Any) -> list[Any]:
 
 
 def overrides(optimizer: Any, name: str) -> bool:
-    """Whether an optimizer's class overrides one of Keras's methods."""
+    """Whether the class of an optimizer overrides a method of Keras's base class."""
     owner = next(kind for kind in type(optimizer).__mro__ if name in vars(kind))
     return owner is not BaseOptimizer and owner not in _OUTER
 
 
 def strategy_of(optimizer: Any, default: Any = None) -> Any:
-    """The `tf.distribute` strategy that an optimizer was created under, if recorded."""
+    """Returns the `tf.distribute` strategy under which an optimizer was created.
+
+    Returns `default` if the optimizer has not recorded it.
+    """
     return getattr(optimizer, "_distribution_strategy", default)
 
 
 @contextlib.contextmanager
 def under_strategy(optimizer: Any, strategy: Any) -> Iterator[None]:
-    """Temporarily treats an optimizer as created under another strategy."""
+    """Within this context, an optimizer behaves as if it was created under another strategy."""
     before = optimizer._distribution_strategy
     optimizer._distribution_strategy = strategy
     try:
@@ -78,14 +96,17 @@ def under_strategy(optimizer: Any, strategy: Any) -> Iterator[None]:
 
 
 def trainable_variables_of(optimizer: Any) -> list[Any]:
-    """The variables that an optimizer was built for."""
+    """Returns the model variables for which an optimizer was built."""
     return list(optimizer._trainable_variables)
 
 
 def variables_written_by(optimizer: Any) -> list[Any]:
-    """The variables that an optimizer's `apply` may write, including those of nested optimizers."""
+    """Returns all variables that `apply` may write, except model variables.
+
+    The variables of wrapped optimizers and the state of codecs are included.
+    """
     parts = [*wrappers(optimizer), *updating_optimizers(optimizer)]
-    # Metrics often log the learning rate, which Keras's optimizers only read.
+    # Keras's optimizers only read the learning rate, and metrics often log it, so it is excluded.
     fixed = [getattr(p, "_learning_rate", None) for p in parts if _is_kerass(p)]
     written = [v for v in optimizer.variables if not any(v is f for f in fixed)]
     for part in updating_optimizers(optimizer):
@@ -99,55 +120,55 @@ def _is_kerass(optimizer: Any) -> bool:
 
 
 def key_of(optimizer: Any, variable: Any) -> Any:
-    """The key under which an optimizer stores a variable."""
+    """Returns the key by which an optimizer identifies a model variable."""
     return optimizer._var_key(variable)
 
 
 def check_known(optimizer: Any, variables: Any) -> None:
-    """Checks that an optimizer was built for these variables; otherwise raises ValueError."""
+    """Raises a ValueError unless an optimizer was built for these variables."""
     optimizer._check_variables_are_known(variables)
 
 
 def without_empty(optimizer: Any, grads: Any, variables: Any) -> tuple[list[Any], list[Any]]:
-    """Drops the variables that have no gradient, with Keras's warning."""
+    """Removes variables without a gradient from the lists, and issues Keras's warning."""
     return optimizer._filter_empty_gradients(grads, variables)  # type: ignore[no-any-return]
 
 
 def update(optimizer: Any, grads: Any, variables: Any) -> None:
-    """Applies gradients as `apply` does, without counting an iteration."""
+    """Applies gradients like `apply`, but does not increment the iteration count."""
     optimizer._backend_apply_gradients(grads, variables)
 
 
 def averages_of(optimizer: Any) -> list[Any]:
-    """The moving averages of the variables that an optimizer was built for."""
+    """Returns the moving averages that an optimizer keeps of the model variables."""
     return list(optimizer._model_variables_moving_average)
 
 
 def apply_scaled(optimizer: Any, grads: Any, variables: Any) -> None:
-    """Applies scaled gradients if they are finite on this replica."""
+    """Unscales and applies the gradients of a scaled loss, if they are finite on this replica."""
     optimizer._common_apply(grads, variables)
 
 
 def is_overwritten(variable: Any) -> bool:
-    """Whether a variable is overwritten with its gradient, as in float8 layers."""
+    """Whether an optimizer overwrites a variable with its gradient, as in float8 layers."""
     return bool(getattr(variable, "overwrite_with_gradient", False))
 
 
 def blank_copy(optimizer: Any, variables: Sequence[Any] | None) -> tuple[Any, list[int | None]]:
-    """Returns an optimizer with the same settings, and with variables that have no values.
+    """Creates an optimizer with the same settings, but with variables that have no values.
 
     Args:
-        optimizer: the original.
-        variables: the variables to build the copy for; only their shapes, types and paths are used.
-            If None, the copy is not built.
+        optimizer: the original optimizer.
+        variables: the model variables for which to build the copy. Only their shapes, types and
+            paths are used. If None, the copy is not built.
 
     Returns:
-        The copy, and an index for each of its variables. For a slot, this is the index in
-        `variables` of the variable to which the slot belongs; for a variable of the whole
-        optimizer, such as the iteration count, it is None.
+        The copy, and a list with the owner of each of its variables. The owner of a slot is the
+        index in `variables` of the model variable to which the slot belongs. The owner is None for
+        variables of the whole optimizer.
     """
     inner = inner_optimizer(optimizer)
-    # Pass custom classes that the script may not have registered.
+    # Keras must find custom classes, which the script may not have registered.
     parts = (*wrappers(optimizer), inner, inner._learning_rate)
     makers = [part if inspect.isfunction(part) else type(part) for part in parts]
     named = {maker.__name__: maker for maker in makers}
@@ -156,7 +177,7 @@ def blank_copy(optimizer: Any, variables: Sequence[Any] | None) -> tuple[Any, li
         copies = (*wrappers(copy), inner_optimizer(copy))
         for part in copies:
             part._distribution_strategy = AnyDeviceStrategy()
-            # Slots that are initialized as copies of variables also stay without values.
+            # Otherwise slots that start as copies of model variables would get values.
             part.assign = lambda variable, value: None
         shape_reads: dict[int, int] = {}
         if variables is not None:
@@ -168,11 +189,14 @@ def blank_copy(optimizer: Any, variables: Sequence[Any] | None) -> tuple[Any, li
 
 
 def numbered(owners: Iterable[int | None]) -> list[tuple[int | None, int]]:
-    """Returns the keys of an optimizer's variables: the owner, and an index among its variables.
+    """Returns a key for each variable of an optimizer.
+
+    The key consists of the variable's owner, as returned by `blank_copy`, and an index among the
+    variables of the same owner.
 
     Args:
-        owners: for a slot, the number of the model variable to which it belongs; for a variable of
-            the whole optimizer, None.
+        owners: for each variable, its owner. The owner of a slot is the index of a model variable,
+            and the owner is None for variables of the whole optimizer.
     """
     seen: Counter[int | None] = Counter()
     keys = []
@@ -183,26 +207,26 @@ def numbered(owners: Iterable[int | None]) -> list[tuple[int | None, int]]:
 
 
 def forms(variables: Iterable[Any]) -> list[Any]:
-    """The shapes and types of variables."""
+    """Returns the shapes and types of variables."""
     return [(tuple(v.shape), v.dtype) for v in variables]
 
 
 def _owner(name: str, last_read: int | None) -> int | None:
-    # Optimizers name a slot after its model variable. Up to Keras 3.9 some did not, but read the
-    # variable's shape just before they created the slot.
+    # Optimizers name a slot after its model variable. In Keras 3.9 and older, some optimizers do
+    # not. These read the shape of the model variable just before they create the slot.
     match = re.search(r"tfdist-(\d+)_", name)
     return int(match[1]) if match else last_read
 
 
 class _Placeholder(Variable):  # type: ignore[misc]
-    """Replaces a model variable while slots are created, and labels them with its number.
+    """Replaces a model variable while slots are created, so that their names contain its index.
 
     Args:
-        variable: the model variable.
-        number: its number.
-        made: the slots created so far.
-        shape_reads: maps the number of slots created so far to the number of the variable that has
-            last had its shape read.
+        variable: the model variable to replace.
+        number: the index of the model variable.
+        made: the list of slots created so far.
+        shape_reads: a dict in which this object records reads of its shape. A key is the number of
+            slots created before the read, and the value is the index of the model variable.
     """
 
     def __init__(
@@ -212,7 +236,7 @@ class _Placeholder(Variable):  # type: ignore[misc]
         self._number, self._made, self._shape_reads = number, made, shape_reads
         self._unique_id = f"tfdist-{number}"
         self._name = f"tfdist-{number}_{variable.name}"
-        # Muon selects variables by path.
+        # The optimizer Muon selects variables by path, so the path contains the original one.
         self._path = f"tfdist-{number}/{variable.path}"
         self.overwrite_with_gradient = is_overwritten(variable)
 
@@ -225,7 +249,7 @@ class _Placeholder(Variable):  # type: ignore[misc]
 
     @property
     def value(self) -> Any:
-        """This object; Keras reads its key and its device."""
+        """This object itself, because Keras reads attributes of a variable's value."""
         return self
 
     def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> tf.Tensor:
@@ -233,26 +257,30 @@ class _Placeholder(Variable):  # type: ignore[misc]
 
 
 def accumulators(optimizer: Any) -> list[Any]:
-    """The gradient accumulators of an optimizer, if it has any."""
+    """Returns the variables in which an optimizer accumulates gradients, if any."""
     return list(getattr(optimizer, "_accumulated_gradients", None) or [])
 
 
 def batches_of(optimizer: Any) -> Any:
-    """The variable that counts batches; one iteration may take several batches."""
+    """Returns the variable that counts batches.
+
+    If gradients are accumulated, one iteration of the optimizer consists of several batches.
+    """
     return optimizer._iterations
 
 
 @contextlib.contextmanager
 def scaled_learning_rate(optimizer: Any, factor: Callable[[], Any]) -> Iterator[None]:
-    """Within this context, an optimizer updates with its learning rate times a factor.
+    """Multiplies the learning rate of an optimizer by a factor within this context.
 
-    Only its updates see the product: the learning rate or schedule stays unchanged for other code
-    that reads, sets or saves it. If training was interrupted and has not left an earlier context of
-    this optimizer, that context ends when the next one begins.
+    The product is used only in updates. All other code that reads, sets or saves the learning rate
+    or the schedule sees the original one. If training is interrupted before it leaves this context,
+    the context ends when the next one for the same optimizer begins.
 
     Args:
         optimizer: an optimizer that updates variables.
-        factor: returns the factor, a scalar; called when an update reads the learning rate.
+        factor: a function that returns the factor, a scalar. It is called when an update reads the
+            learning rate.
     """
     updates = 0
 
@@ -276,7 +304,7 @@ def scaled_learning_rate(optimizer: Any, factor: Callable[[], Any]) -> Iterator[
         return rate * tf.cast(factor(), rate.dtype)
 
     _end_scaling(optimizer)
-    # The instance may already override the methods of its class.
+    # The optimizer may already have its own versions of these methods as attributes.
     before = {name: vars(optimizer).get(name) for name in ("apply", "apply_gradients")}
     scaled = {name: counted(getattr(optimizer, name)) for name in before}
     vars(optimizer)[_UNSCALED] = unscaled = before | {"_get_current_learning_rate": None}
@@ -300,7 +328,7 @@ def _end_scaling(optimizer: Any) -> None:
 
 
 class AnyDeviceStrategy:
-    """A strategy under which slots are not colocated with other variables."""
+    """A strategy that lets Keras create slots on any device, instead of colocating them."""
 
     @property
     def extended(self) -> Any:
@@ -310,38 +338,44 @@ class AnyDeviceStrategy:
         return contextlib.nullcontext()
 
 
-_MULTI = getattr(keras.optimizers, "MultiOptimizer", ())  # Not in the oldest Keras.
+# The oldest supported Keras does not have this class.
+_MULTI = getattr(keras.optimizers, "MultiOptimizer", ())
 
 
 def is_multi(optimizer: Any) -> bool:
-    """Whether an optimizer delegates each variable to another one."""
+    """Whether an optimizer is a `MultiOptimizer`, which selects an optimizer for each variable."""
     return isinstance(optimizer, _MULTI)
 
 
 def has_updated(optimizer: Any) -> bool:
-    """Whether an optimizer has counted an update, possibly before it was restored."""
+    """Whether the iteration count of an optimizer is positive.
+
+    The updates may also have happened in an earlier run, if the optimizer was restored.
+    """
     return bool(int(optimizer._iterations.value) > 0)
 
 
 def build_again(optimizer: Any, variables: Sequence[Any], unbuilt: Sequence[Any]) -> None:
-    """Builds an optimizer again, with new slots; its other variables keep their values.
+    """Builds an optimizer again, with new slots for other model variables.
+
+    Variables of the whole optimizer keep their values.
 
     Args:
         optimizer: an optimizer that updates variables.
-        variables: the variables to build it for.
-        unbuilt: the variables that it had before it was first built.
+        variables: the model variables for which to build the optimizer.
+        unbuilt: the variables that the optimizer had before it was built for the first time.
     """
     with _made_anew(optimizer, unbuilt):
         optimizer.build(variables)
 
 
 def build_multi_again(optimizer: Any, variables: Sequence[Any], unbuilt: Unbuilt) -> None:
-    """Like `build_again`, for an optimizer that delegates each variable to another one.
+    """Builds a `MultiOptimizer` again, like `build_again`.
 
     Args:
-        optimizer: an optimizer that satisfies `is_multi`.
-        variables: the variables to build it for.
-        unbuilt: its state before it was first built.
+        optimizer: the `MultiOptimizer`.
+        variables: the model variables for which to build the optimizer.
+        unbuilt: the state of the optimizer before it was built for the first time.
     """
     optimizer._inner_optimizers[:] = unbuilt.inner
     optimizer.built = False
@@ -353,12 +387,14 @@ def build_multi_again(optimizer: Any, variables: Sequence[Any], unbuilt: Unbuilt
 
 @dataclass
 class Unbuilt:
-    """The state of an optimizer before it is built.
+    """The state of an optimizer before it was built for the first time.
 
     Attributes:
-        inner: the optimizers that it delegates variables to; building may add others.
-        variables: the optimizer itself or, if it delegates, the optimizers that are built together
-            with it; each with the variables that it had before.
+        inner: the wrapped optimizers of a `MultiOptimizer` before it was built, because building
+            may add others; empty for any other optimizer.
+        variables: pairs of an optimizer and the variables that it had before it was built. For a
+            `MultiOptimizer`, there is a pair for each wrapped optimizer that was built together
+            with it. For any other optimizer, there is only one pair.
     """
 
     inner: list[Any] = field(default_factory=list)
@@ -367,7 +403,7 @@ class Unbuilt:
 
 @contextlib.contextmanager
 def noting_unbuilt(optimizer: Any) -> Iterator[Unbuilt]:
-    """Records the state of an optimizer before it is built within this context."""
+    """Records the state of an optimizer. Build the optimizer within this context."""
     if not is_multi(optimizer):
         yield Unbuilt(variables=[(optimizer, list(optimizer.variables))])
         return
@@ -380,7 +416,8 @@ def noting_unbuilt(optimizer: Any) -> Iterator[Unbuilt]:
             noted.variables.append((one, list(one.variables)))
         return one
 
-    vars(optimizer)["_optimizer_map"] = choose_noted  # Set without Keras's tracking.
+    # Writing to this dict avoids Keras's tracking.
+    vars(optimizer)["_optimizer_map"] = choose_noted
     try:
         yield noted
     finally:
@@ -389,7 +426,10 @@ def noting_unbuilt(optimizer: Any) -> Iterator[Unbuilt]:
 
 @contextlib.contextmanager
 def _made_anew(optimizer: Any, unbuilt: Sequence[Any]) -> Iterator[None]:
-    """Marks an optimizer as unbuilt, to be built again within this context."""
+    """Marks an optimizer as not built, so that it can be built again within this context.
+
+    At the end of the context, variables of the whole optimizer get their previous values.
+    """
     single = {name: v for name, v in vars(optimizer).items() if isinstance(v, Variable)}
     tracked, kept = ({id(v) for v in some} for some in (optimizer.variables, unbuilt))
     for variable in optimizer.variables:
@@ -402,5 +442,5 @@ def _made_anew(optimizer: Any, unbuilt: Sequence[Any]) -> Iterator[None]:
         new = vars(optimizer)[name]
         if new is not old:
             new.assign(old)
-            if id(old) not in tracked:  # inside an optimizer that scales the loss
+            if id(old) not in tracked:  # True for variables that a loss scaler tracks
                 optimizer._tracker.untrack(new)

@@ -1,4 +1,4 @@
-"""Private APIs of TensorFlow: mirrored strategies, distributed input, eager context, profiles."""
+"""Private APIs of TensorFlow: strategies, distributed input, functions, and profiles."""
 
 import contextlib
 import functools
@@ -51,12 +51,12 @@ _PICOSECONDS = 1000  # in a nanosecond
 
 
 class ProfiledOp(NamedTuple):
-    """One run of an operation, or of a kernel on a GPU.
+    """One execution of an operation, or of a kernel on a GPU, in a profile.
 
     Attributes:
-        name: `name:type` for an operation, or a kernel's name.
-        begin: nanoseconds since 1970.
-        end: nanoseconds since 1970.
+        name: the name and type of an operation, as `name:type`, or the name of a kernel.
+        begin: the start time, in nanoseconds since 1970.
+        end: the end time, in nanoseconds since 1970.
     """
 
     name: str
@@ -65,13 +65,14 @@ class ProfiledOp(NamedTuple):
 
 
 def read_threads(profile: bytes) -> Iterator[tuple[str, list[ProfiledOp]]]:
-    """The operations in a profile, for each thread and device stream that ran any.
+    """Yields the operations in a profile, for each thread and for each stream of a device.
 
     Args:
         profile: the content of an `.xplane.pb` file.
 
     Yields:
-        The name of a thread pool or stream, and its operations; names may repeat.
+        The name of a thread pool or stream, and the operations that it has executed. Threads of the
+        same pool have the same name. Threads and streams without operations are omitted.
 
     Raises:
         google.protobuf.message.DecodeError: the content is not a profile.
@@ -85,7 +86,7 @@ def read_threads(profile: bytes) -> Iterator[tuple[str, list[ProfiledOp]]]:
             ops = []
             for event in line.events:
                 about = plane.event_metadata[event.metadata_id]
-                # Other events of the host are TensorFlow's own functions.
+                # The host's remaining events are calls of functions inside TensorFlow.
                 if is_device or (
                     about.display_name and about.name.endswith(f":{about.display_name}")
                 ):
@@ -101,7 +102,7 @@ def read_threads(profile: bytes) -> Iterator[tuple[str, list[ProfiledOp]]]:
 
 
 def _start(space: xplane_pb2.XSpace) -> int:
-    """The start time of the profiler; the times in the profile are relative to it."""
+    """Returns the start time of the profiler, to which the times in the profile are relative."""
     for plane in space.planes:
         for stat in plane.stats:
             if plane.stat_metadata[stat.metadata_id].name == "profile_start_time":
@@ -147,18 +148,17 @@ __all__ = [
 
 
 class DatasetOfBatches(DistributedDataset):  # type: ignore[misc]
-    """A distributed dataset with iterators that know the number of rows of a global batch.
+    """A distributed dataset that knows the number of rows in a global batch.
 
     Args:
-        dataset: the rows of this worker's replicas.
-        input_workers: the devices.
+        dataset: a dataset of the rows for this worker's replicas.
+        input_workers: the devices that receive the rows.
         strategy: the strategy.
-        options: a `tf.distribute.InputOptions` or None.
-        batch_rows: the number of rows of each global batch; None if it is unknown.
+        options: a `tf.distribute.InputOptions`, or None.
+        batch_rows: the number of rows in each global batch; None if it is unknown.
 
     Attributes:
-        batch_rows: the number of rows of each global batch, or None; the iterators have the same
-            attribute.
+        batch_rows: see the argument. Iterators over this dataset have the same attribute.
     """
 
     def __init__(
@@ -180,18 +180,21 @@ class DatasetOfBatches(DistributedDataset):  # type: ignore[misc]
 
 
 def default_variable_creator(**arguments: Any) -> Any:
-    """Creates a variable as `tf.Variable` does outside of strategies and traced functions."""
+    """Creates a variable as `tf.Variable` does outside of strategies and of traced functions."""
     return default_variable_creator_v2(None, **arguments)
 
 
 def only_reads_resources(operation: str) -> None:
-    """Declares that operations of a type only read resources and need no ordering with others."""
+    """Declares that operations of a type only read resources.
+
+    TensorFlow then does not order them with other operations that read the same resources.
+    """
     _control_dependencies.register_read_only_resource_op(operation)
 
 
 @contextlib.contextmanager
 def staying_in_scope() -> Iterator[None]:
-    """Keeps this thread's scopes while the default graph is reset."""
+    """Keeps the scopes that this thread has entered, even if the default graph is reset."""
     before = _ops.get_default_graph()
     yield
     _ops.get_default_graph()._thread_local = before._thread_local
@@ -200,13 +203,13 @@ def staying_in_scope() -> Iterator[None]:
 def start_server(
     cluster: dict[str, list[str]], task_type: str, task_index: int, leader: str
 ) -> None:
-    """Starts this process's TensorFlow server, through which collectives reach its peers.
+    """Starts the TensorFlow server of this process, which TensorFlow's collectives need.
 
     Args:
-        cluster: addresses by job.
-        task_type: this process's job.
-        task_index: its index in the job.
-        leader: the collective leader's device name, `/job:…/replica:0/task:…`.
+        cluster: for each job of TensorFlow's cluster, the addresses of its tasks.
+        task_type: the job to which this process belongs.
+        task_index: the index of this process in the job.
+        leader: the device name of the task that leads collectives, as `/job:…/replica:0/task:…`.
 
     Raises:
         RuntimeError: TensorFlow has already run an operation in this process.
@@ -232,7 +235,10 @@ def start_server(
 
 
 def abort_collectives(message: str) -> None:
-    """Fails every pending and later collective of this process with `UnavailableError`."""
+    """Makes all pending and later TensorFlow collectives of this process fail.
+
+    They raise `tf.errors.UnavailableError`.
+    """
     import tensorflow as tf
 
     _context.context().abort_collective_ops(tf.errors.UNAVAILABLE, message)
@@ -241,12 +247,14 @@ def abort_collectives(message: str) -> None:
 def on_function_call(
     before: Callable[[], Any], after: Callable[[Any, BaseException | None, Any], None]
 ) -> None:
-    """Listens for outermost calls of `tf.function`s.
+    """Registers functions to call before and after each call of a `tf.function`.
+
+    Calls inside other `tf.function`s do not count.
 
     Args:
-        before: called before each call.
-        after: called with the function, the exception that it raised, if any, and the result of
-            `before`.
+        before: a function without arguments that is called before each call.
+        after: a function that is called after each call. Its arguments are the `tf.function`, the
+            exception that the call has raised (None if it succeeded), and the result of `before`.
     """
     original = Function.__call__
 
@@ -267,7 +275,7 @@ def on_function_call(
 
 
 def concrete_functions(function: Any) -> list[Any]:
-    """The traces of a `tf.function` so far."""
+    """Returns the concrete functions that a `tf.function` has traced so far."""
     return list(function._list_all_concrete_functions())
 
 
@@ -275,9 +283,9 @@ def traced(function: Any, *arguments: Any) -> tuple[Any, Any]:
     """Traces a `tf.function`.
 
     Returns:
-        The concrete function, and None. If the function creates variables with initial values that
-        only a run can compute, the second element is instead the concrete function for that run;
-        see `initialized`.
+        The concrete function, and None or a second concrete function. The second one is needed if
+        the function creates variables, and TensorFlow can compute their initial values only by
+        running it. Call the second function while `initialized` is false, and then the first one.
     """
     late = False
     initialize = function._initialize_uninitialized_variables
@@ -299,7 +307,7 @@ def traced(function: Any, *arguments: Any) -> tuple[Any, Any]:
 
 @contextlib.contextmanager
 def tracing_summaries() -> Iterator[None]:
-    """Makes `tf.summary` add its operations on every replica, not only on the first one."""
+    """Makes `tf.summary` add its operations on all replicas, instead of only on the first one."""
     state = _summaries._summary_state
     before = state.is_recording_distribution_strategy
     state.is_recording_distribution_strategy = True
@@ -310,7 +318,7 @@ def tracing_summaries() -> Iterator[None]:
 
 
 def initialized(function: Any) -> Any:
-    """Whether the variables created by a `tf.function` have values; a bool scalar."""
+    """Returns a bool tensor: whether all variables created by a `tf.function` have values."""
     import tensorflow as tf
 
     made = [variable for ref in function._created_variables if (variable := ref()) is not None]
@@ -318,11 +326,11 @@ def initialized(function: Any) -> Any:
 
 
 def functions_operations(function: Any) -> set[str]:
-    """The operation types in a `tf.function`'s traces so far."""
+    """Returns the types of all operations in the graphs that a `tf.function` has traced so far."""
     names: set[str] = set()
     for concrete in concrete_functions(function):
         names.update(operation.type for operation in concrete.graph.get_operations())
-        # A graph and its function library may be too large to serialize.
+        # This fails if the graph and its function library are too large to serialize.
         with contextlib.suppress(ValueError):
             library = concrete.graph.as_graph_def().library
             names.update(node.op for called in library.function for node in called.node_def)
@@ -330,15 +338,18 @@ def functions_operations(function: Any) -> set[str]:
 
 
 def traced_stack() -> list[tuple[str, int]]:
-    """File and line of each frame, innermost first; autograph frames are mapped to the source."""
+    """Returns the file and line of each frame on the stack, the innermost first.
+
+    Lines of code that AutoGraph has generated are mapped to the original lines.
+    """
     return [(frame.filename, frame.lineno) for frame in reversed(_tf_stack.extract_stack())]
 
 
 def with_callers_lines(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a function for another thread, so that its operations keep the user's source lines.
+    """Wraps a function so that its operations have the user's source lines in another thread.
 
-    The calling thread runs code that autograph has generated, and only this thread has the map from
-    the generated lines to the user's lines.
+    If the current thread runs code that AutoGraph has generated, only this thread has the map from
+    generated lines to the user's lines. The wrapper passes the map on to the thread that calls it.
     """
     map_here = _tf_stack._source_mapper_stacks[threading.get_ident()][-1]
     lines = dict(map_here.get_effective_source_map())
@@ -354,7 +365,10 @@ def with_callers_lines(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _SameLines(_tf_stack.StackTraceMapper):  # type: ignore[misc]
-    """Adds another thread's map from the lines that AutoGraph generated to the user's lines."""
+    """Adds the source map of another thread to the one of the current thread.
+
+    A source map converts the lines that AutoGraph has generated to the user's lines.
+    """
 
     def __init__(self, lines: dict[Any, Any]) -> None:
         super().__init__()
@@ -365,12 +379,12 @@ class _SameLines(_tf_stack.StackTraceMapper):  # type: ignore[misc]
 
 
 def global_seed() -> Any:
-    """The seed passed to `tf.random.set_seed`, or None."""
+    """Returns the seed that was passed to `tf.random.set_seed`; None if there is none."""
     return _context.global_seed()
 
 
 def element_type(tensor: Any) -> Any:
-    """Returns the element type of a list of tensors; None if the tensor is not a list."""
+    """Returns the element type of a `TensorList`; None if the tensor is not a `TensorList`."""
     known = _handle_data.get_resource_handle_data(tensor)
     if not known.is_set or len(known.shape_and_type) != 1:
         return None
@@ -378,16 +392,19 @@ def element_type(tensor: Any) -> Any:
 
 
 def are_results_watched() -> bool:
-    """Whether a callback inspects the results of operations, as for `enable_check_numerics`."""
+    """Whether a callback of TensorFlow inspects the results of all operations.
+
+    An example is the callback of `tf.debugging.enable_check_numerics`.
+    """
     return bool(_context.context().op_callbacks)
 
 
 def end_in_background(iterator: Any) -> None:
-    """Destroys a distributed iterator in a background thread once it is no longer used.
+    """Makes a background thread destroy a distributed iterator when it is no longer used.
 
-    Destruction may take as long as the iterator has existed, up to a minute, since its autotuning
-    thread can miss the cancellation and keep sleeping. In the main thread, this would delay all
-    workers.
+    The destruction waits for the iterator's autotuning thread, which may be asleep and not notice
+    that it has been canceled. It can take as long as the iterator has existed, but at most a
+    minute. In the main thread, this would delay all workers.
     """
     finalizer = weakref.finalize(iterator, _drop_in_background, iterator._iterators)
     finalizer.atexit = False
@@ -398,15 +415,16 @@ def _drop_in_background(parts: list[Any]) -> None:
 
 
 def discard_next(iterator: Any) -> None:
-    """Consumes the next element of a distributed iterator, if any, on this worker only."""
+    """Takes the next element of a distributed iterator on this worker only, and discards it."""
     take_next(iterator)
 
 
 def take_next(iterator: Any) -> list[Any]:
-    """Takes the next element of a distributed iterator on this worker only.
+    """Takes the next element of a distributed iterator without involving other workers.
 
     Returns:
-        One part for each of this worker's devices; empty at the end of the data.
+        For each device of this worker, its part of the element. The list is empty at the end of the
+        data.
     """
     parts = [one for part in iterator._iterators for one in part.get_next_as_optional_list()]
     return [part.get_value() for part in parts] if all(p.has_value() for p in parts) else []

@@ -1,4 +1,4 @@
-"""Keras variables without values: creating them, and setting and freeing their values."""
+"""Creates Keras variables without values, and sets and frees the values of variables."""
 
 import contextlib
 import functools
@@ -21,11 +21,15 @@ _WAITING = "uninitialized_variables"
 
 @contextlib.contextmanager
 def deferred_variables() -> Iterator[list[Any]]:
-    """Creates variables without values, to be materialized later by `materialize_value`.
+    """Makes Keras create variables without values within this context.
 
-    Yields the growing list of these variables. Values assigned to them inside the scope, as from a
-    file, become their initial values. Loaded models are not compiled, since their optimizers cannot
-    be built without values.
+    Later, `materialize_value` gives a value to such a variable. If a value is assigned to a
+    variable within the context, for example from a file, it becomes the variable's initial value.
+    Models that are loaded within the context are not compiled, because their optimizers could not
+    be built for variables without values.
+
+    Yields:
+        A list to which each created variable is appended.
     """
     before = global_state.get_global_attribute(_WAITING, [])
     waiting: list[Any] = []
@@ -33,7 +37,8 @@ def deferred_variables() -> Iterator[list[Any]]:
     try:
         with (
             _deferring_in_this_thread(),
-            # Otherwise a file's values for all stages would fill this stage's device.
+            # Values from a file are first loaded to the CPU. They include the values for all stages
+            # of a pipeline, for which this worker's device may not have enough memory.
             tf.device("CPU:0"),
             keras.StatelessScope(initialize_variables=False) as scope,
         ):
@@ -43,19 +48,21 @@ def deferred_variables() -> Iterator[list[Any]]:
             if value is not None:
                 variable._initializer = _constant(value)
     finally:
-        # Otherwise the end of Keras's next `StatelessScope` would materialize all these variables.
+        # Otherwise Keras would give all these variables values at the end of its next
+        # `StatelessScope`.
         global_state.set_global_attribute(_WAITING, before)
 
 
 _lock = threading.Lock()
-_deferring: list[int] = []  # The threads that defer variables, once for each nested context.
+_deferring: list[int] = []  # The identifier of a thread for each context that it has entered.
 
 
 @contextlib.contextmanager
 def _deferring_in_this_thread() -> Iterator[None]:
-    """Replaces methods of Keras's classes, only for the threads that defer variables.
+    """Replaces methods of Keras, but only for threads that are in this context.
 
-    Other threads may load models and create variables in the meantime, with values as usual.
+    If another thread loads a model or creates a variable in the meantime, the variables get values
+    as usual.
     """
     thread = threading.get_ident()
     with _lock:
@@ -84,7 +91,8 @@ def _init_later(
     *args: Any,
     **kwargs: Any,
 ) -> None:
-    # Keras defers only values from initializers, not constants.
+    # Keras can create a variable without a value only if the initial value is an initializer. A
+    # constant is therefore converted to an initializer.
     if not callable(initializer) and not isinstance(initializer, str):
         value = keras.ops.convert_to_tensor(initializer, dtype=dtype)
         shape, dtype = value.shape, dtype or keras.backend.standardize_dtype(value.dtype)
@@ -100,7 +108,8 @@ _REPLACEMENTS: tuple[tuple[type, str, Callable[..., None]], ...] = (
     (Trainer, "compile_from_config", _do_not_compile),
     (Variable, "__init__", _init_later),
 )
-_own: dict[tuple[type, str], Any] = {}  # The replaced methods; None for an inherited one.
+# The original methods; None if the class inherits the method.
+_own: dict[tuple[type, str], Any] = {}
 
 
 def _replace_methods() -> None:
@@ -132,7 +141,10 @@ def _where_deferring(
 
 
 def spec_of_resource(resource: tf.Tensor) -> tf.TensorSpec | None:
-    """The spec of a variable's value, by its resource; None for resources of other kinds."""
+    """Returns the spec of a variable's value, given the variable's resource.
+
+    Returns None if the tensor is not the resource of a variable with a numeric or string value.
+    """
     if resource.dtype != tf.resource:
         return None
     data = get_eager_safe_handle_data(resource)
@@ -145,7 +157,10 @@ def spec_of_resource(resource: tf.Tensor) -> tf.TensorSpec | None:
 
 
 def stored_dtype(variable: Any) -> Any:
-    """The type of a variable's stored value; `dtype` differs if Keras casts on reading."""
+    """Returns the type in which a variable stores its value.
+
+    The attribute `dtype` may be a different type, if Keras converts the value when it is read.
+    """
     return variable._dtype
 
 
@@ -155,11 +170,11 @@ def has_value(variable: Any) -> bool:
 
 
 def draw_value(variable: Any) -> None:
-    """Draws and discards the initial value of a variable without a value.
+    """Draws the initial value of a variable without a value, and discards it.
 
-    Does so only if the initializer may use a shared random generator, so that later draws from that
-    generator stay the same. Keras's initializers use separate seeds, unless they have a
-    `SeedGenerator`.
+    If a random generator is used for several variables, its later numbers depend on the earlier
+    draws. This function makes sure that they are the same as in a process where the variable has a
+    value. It does nothing if the initializer has its own seed, as most of Keras's initializers do.
     """
     initializer = variable._initializer
     if variable._value is not None or not callable(initializer):
@@ -172,13 +187,13 @@ def draw_value(variable: Any) -> None:
 
 
 def materialize_value(variable: Any) -> None:
-    """Materializes a variable: assigns its initial value if it has none."""
+    """Gives a variable its initial value, if it has no value."""
     if variable._value is None:
         variable._deferred_initialize()
 
 
 def set_value_on_cpu(variable: Any, value: Any) -> None:
-    """Gives a variable a value on the CPU, regardless of the strategy in scope."""
+    """Stores a value for a variable on the CPU, regardless of the strategy in scope."""
     with tf.device("CPU:0"):
         variable._value = ResourceVariable(
             value, trainable=variable.trainable, dtype=variable.dtype
@@ -186,11 +201,17 @@ def set_value_on_cpu(variable: Any, value: Any) -> None:
 
 
 def free_value(variable: Any) -> None:
-    """Frees a variable's value; keeps its shape and type, for tracing."""
+    """Frees the memory of a variable's value.
+
+    The variable keeps its shape and type, so that functions can still be traced.
+    """
     variable._value = None
     variable._initializer = keras.initializers.Zeros()
 
 
 def replace_value(variable: Any) -> None:
-    """Replaces a variable's `tf.Variable` with an equal new one, in the current scope."""
+    """Replaces the `tf.Variable` of a Keras variable by a new one with the same value.
+
+    The new `tf.Variable` is created under the strategy that is now in scope.
+    """
     variable._initialize(tf.convert_to_tensor(variable._value))

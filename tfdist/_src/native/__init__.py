@@ -1,6 +1,8 @@
-"""Builds, caches and loads the C++ core and TensorFlow ops.
+"""Compiles, caches and loads the C++ core and the TensorFlow operations that use it.
 
-Only `load_ops` imports TensorFlow, so that the launcher can build before its workers start.
+In this package, a build is a directory with the compiled libraries. The ops are the TensorFlow
+operations that call the core. Only `load_ops` imports TensorFlow, so the launcher can quickly make
+a build before it starts workers.
 """
 
 from __future__ import annotations
@@ -18,21 +20,21 @@ __all__ = ["PACKAGE", "Build", "Status", "clean", "ensure", "has_ops", "load", "
 
 
 def has_ops() -> bool:
-    """Whether this process has loaded the TensorFlow ops."""
+    """Whether this process has loaded the TensorFlow operations."""
     from tfdist._src.native import loading
 
     return loading.has_ops()
 
 
 def load() -> Core:
-    """The core and its C functions; see `loading.load`."""
+    """Returns the core with its C functions; see `loading.load`."""
     from tfdist._src.native import loading
 
     return loading.load()
 
 
 def load_ops() -> Any:
-    """The module with the TensorFlow ops; see `loading.load_ops`."""
+    """Returns the module with the TensorFlow operations; see `loading.load_ops`."""
     from tfdist._src.native import loading
 
     return loading.load_ops()

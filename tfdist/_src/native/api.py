@@ -1,4 +1,4 @@
-"""ctypes declarations of the core's C API, and its lossy encodings."""
+"""Declares the core's C API for ctypes, and wraps its lossy encodings."""
 
 import ctypes
 import dataclasses
@@ -23,7 +23,7 @@ from tfdist._src import native
 
 
 class Setup(ctypes.Structure):
-    """`tfd_setup`: how a communicator reaches its ranks."""
+    """The C structure `tfd_setup`: the settings and connections of a communicator."""
 
     _fields_ = [
         ("name", c_char_p),
@@ -57,7 +57,7 @@ class Setup(ctypes.Structure):
 
 
 class Statistics(ctypes.Structure):
-    """`tfd_statistics`: the traffic of a communicator."""
+    """The C structure `tfd_statistics`: the traffic of a communicator."""
 
     _fields_ = [
         ("collectives", c_uint64),
@@ -69,7 +69,7 @@ class Statistics(ctypes.Structure):
 
 
 class Activity(ctypes.Structure):
-    """`tfd_activity`: counts of steps and operations, and times spent waiting."""
+    """The C structure `tfd_activity`: counts of steps and operations, and times of waits."""
 
     _fields_ = [
         ("steps", c_uint64),
@@ -91,7 +91,7 @@ class Activity(ctypes.Structure):
 
 
 class Link(ctypes.Structure):
-    """`tfd_link`: the operating system's statistics of the TCP connection to a rank."""
+    """The C structure `tfd_link`: the operating system's statistics about a TCP connection."""
 
     _fields_ = [
         ("acknowledged_bytes", c_uint64),
@@ -105,7 +105,7 @@ class Link(ctypes.Structure):
 
 
 class Codec(ctypes.Structure):
-    """`tfd_codec`: a lossy encoding of float32."""
+    """The C structure `tfd_codec`: a lossy encoding of float32 values."""
 
     _fields_ = [
         ("form", c_int),
@@ -118,10 +118,11 @@ class Codec(ctypes.Structure):
     ]
 
 
-_COMMUNICATOR = (c_int64, c_char_p)  # communicator number, collective name
+# the number of the communicator, and the name of the collective
+_COMMUNICATOR = (c_int64, c_char_p)
 _COUNTS = POINTER(c_size_t)
 
-# Function -> return type, argument types.
+# For each function of the C API, the type of its result and the types of its arguments.
 FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "tfd_use_vector_unit": (c_int, (c_char_p,)),
     "tfd_vector_unit": (c_char_p, ()),
@@ -176,10 +177,10 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 def declare(library: ctypes.CDLL) -> ctypes.CDLL:
-    """Sets the types of every function.
+    """Declares the argument and result types of all functions of the C API.
 
     Raises:
-        AttributeError: the library lacks a function.
+        AttributeError: the library does not contain one of the functions.
     """
     for name, (result, arguments) in FUNCTIONS.items():
         function = getattr(library, name)
@@ -188,7 +189,7 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     return library
 
 
-# As in csrc/codec/codec.h.
+# The values of the enumeration `Encoding` in csrc/codec/codec.h.
 HALF, BFLOAT16, FLOAT8, LEVELS, POWERS, TWO_MEANS, SIGNS = range(7)
 _BITS = {HALF: 16, BFLOAT16: 16, FLOAT8: 8, POWERS: 8, TWO_MEANS: 1, SIGNS: 1}
 _HEADER_BITS = {BFLOAT16: 0, TWO_MEANS: 64}
@@ -196,20 +197,23 @@ _HEADER_BITS = {BFLOAT16: 0, TWO_MEANS: 64}
 
 @dataclasses.dataclass(frozen=True)
 class Encoding:
-    """An encoding that the core applies block by block.
+    """A lossy encoding of float32 values in the core. Each block of values is encoded separately.
 
-    A block with a non-finite value decodes to NaN.
+    If a block contains a value that is not finite, all its values are decoded as NaN.
 
     Attributes:
-        form: one of the constants of this module.
-        bits: bits per value of `LEVELS`, 2, 4 or 8: a sign and one of 2^(bits - 1) even steps
-            from 0.
-        stochastic: rounds `LEVELS` up or down at random, without bias, instead of to the nearest
-            step.
-        euclidean: scales `LEVELS` so that the last step is the block's norm, not its largest
-            magnitude.
-        unit: decodes `SIGNS` (and their sums) to 1 and -1, not to the block's mean magnitude.
-        clip: clips `LEVELS` at this many standard deviations from zero; 0 disables clipping.
+        form: the kind of encoding: one of the constants of this module.
+        bits: the number of bits per value for `LEVELS`: 2, 4 or 8. A value is encoded as its sign
+            and one of `2^(bits - 1)` levels, which divide the range from 0 to the scale of the
+            block evenly.
+        stochastic: for `LEVELS`, whether to round up or down at random, so that the expected value
+            is exact. Otherwise, values are rounded to the nearest level.
+        euclidean: for `LEVELS`, whether the scale of a block is its Euclidean norm. Otherwise, the
+            scale is the largest magnitude in the block.
+        unit: for `SIGNS`, whether values and sums are decoded as 1 or -1. Otherwise, the magnitude
+            of decoded values is the mean magnitude of the block.
+        clip: for `LEVELS`, the largest magnitude that is not clipped, in standard deviations of the
+            block about zero. 0 disables clipping.
         block: the number of values that share a header, a multiple of 8 up to 4096.
     """
 
@@ -233,15 +237,15 @@ class Encoding:
 
     @property
     def bits_per_value(self) -> float:
-        """The encoded size per value, including its share of the header."""
+        """The number of bits per encoded value, including a share of the block's header."""
         bits = self.bits if self.form == LEVELS else _BITS[self.form]
         return bits + _HEADER_BITS.get(self.form, 32) / self.block
 
     def bytes(self, count: int) -> int:
-        """The encoded size of `count` values.
+        """Returns the number of bytes in which `count` values are encoded.
 
         Raises:
-            ValueError: the encoding is invalid.
+            ValueError: the settings of the encoding are invalid.
         """
         size = ctypes.c_size_t()
         _check(_core().tfd_encoded_bytes(self._codec(), count, ctypes.byref(size)))
@@ -253,15 +257,16 @@ class Encoding:
         """Encodes float32 values.
 
         Args:
-            values: float32, of any shape.
-            error: float32 of the same shape, added to the values; on return, the encoding error.
-            seed: 32-bit seed of the random rounding.
+            values: a float32 array of any shape.
+            error: a float32 array of the same shape, for error feedback. It is added to the values
+                before they are encoded. Afterward, it contains the encoding error.
+            seed: the seed for random rounding, an integer of 32 bits.
 
         Returns:
-            The encoded bytes, uint8.
+            The encoded values, as a uint8 array.
 
         Raises:
-            ValueError: the encoding or an array is invalid.
+            ValueError: the settings of the encoding or an array are invalid.
         """
         for array in (values, error):
             if array is not None and (
@@ -289,7 +294,7 @@ class Encoding:
         """Decodes `count` float32 values.
 
         Raises:
-            ValueError: the encoding is invalid, or the number of bytes does not fit `count`.
+            ValueError: the settings of the encoding are invalid, or `encoded` has the wrong size.
         """
         encoded = np.ascontiguousarray(encoded, np.uint8)
         if encoded.size != self.bytes(count):

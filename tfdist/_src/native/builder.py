@@ -1,4 +1,4 @@
-"""Finds a compatible build or compiles one, while other processes wait."""
+"""Finds compiled libraries, or compiles them while other processes wait."""
 
 import contextlib
 import shutil
@@ -13,7 +13,8 @@ from tfdist._src.native.compilation import SOURCE, Build, Compiler, Recipe
 from tfdist._src.options import NativeOptions
 from tfdist.errors import NativeUnavailableError
 
-# Time during which a failure is not retried: all workers of a job would fail in the same way.
+# If a compilation fails, no process tries again for this number of seconds, because the compilation
+# would fail on all workers of a job in the same way.
 _FAILURE_SECONDS = 60.0
 
 
@@ -28,23 +29,25 @@ def ensure(
     announce: Callable[[str], object] = logger.info,
     seconds: float = store.SECONDS,
 ) -> Build:
-    """Finds a build, or compiles one.
+    """Finds a build that this host can load, or compiles one.
 
     Args:
-        options: the compiler and the cache.
+        options: the settings, which contain the compiler and the path of the cache.
         source: the directory with the C++ sources.
-        rejected: stamps of builds that did not load.
-        force: whether to compile even if a build exists.
-        retry: whether to compile even if a compilation has just failed.
-        package: the directory to search and to compile into instead of the cache.
-        announce: receives progress messages; prints them to stderr by default.
-        seconds: how long to wait for another process that is compiling.
+        rejected: the stamps of builds that could not be loaded, so that they are not returned
+            again.
+        force: whether to compile the libraries even if a build exists.
+        retry: whether to compile the libraries even if a compilation has failed recently.
+        package: a directory to use instead of the cache, both to find and to store builds.
+        announce: a function that receives messages about the progress. By default, these are
+            logged.
+        seconds: the time limit for waiting while another process compiles the libraries.
 
     Returns:
         The build.
 
     Raises:
-        NativeUnavailableError: there is no build, and none can be compiled.
+        NativeUnavailableError: there is no build that can be used, and none can be compiled.
     """
     start = time.time()
     wanted = compilation.read_recipe(compilation.find_tensorflow(), source)
@@ -52,7 +55,7 @@ def ensure(
     if not force and (build := _find(wanted, compiler, options, rejected, package)):
         return build
     if compiler is None:
-        compiler = compilation.find_compiler(options.compiler)  # Raises with the reason.
+        compiler = compilation.find_compiler(options.compiler)  # Raises an error with the reason.
     if package:
         root = store.writable_package(package)
     else:
@@ -93,13 +96,14 @@ def clean(
     package: Path | None = None,
     announce: Callable[[str], object] = logger.info,
 ) -> list[Path]:
-    """Removes all builds except one, remains of failed builds, and GPU kernels of other sources.
+    """Removes all builds except one, remains of failed compilations, and outdated GPU kernels.
 
     Args:
-        options: the cache.
-        keep: the build to keep.
-        package: the directory to clean instead of the cache.
-        announce: receives progress messages; prints them to stderr by default.
+        options: the settings, which contain the path of the cache.
+        keep: the build that is not removed.
+        package: a directory to clean instead of the cache.
+        announce: a function that receives messages about the progress. By default, these are
+            logged.
 
     Returns:
         The removed directories.
@@ -116,7 +120,7 @@ def _compiler(options: NativeOptions) -> Compiler | None:
     try:
         return compilation.find_compiler(options.compiler)
     except NativeUnavailableError:
-        return None  # A prebuilt library needs no compiler.
+        return None  # A compiler is not needed if a build is found.
 
 
 def _find(
@@ -133,7 +137,7 @@ def _find(
 def _make(
     wanted: Recipe, compiler: Compiler, target: Path, log: Path, announce: Callable[[str], object]
 ) -> None:
-    # Imported here because most processes find a build and need no thread pool.
+    # Imported here because these names are rarely needed: most processes find a build.
     from tfdist._src.native.compilation import CompilationError, compile_into
 
     announce("compiling the native collectives (once per host) ...")
@@ -152,7 +156,7 @@ def _make(
             f"TFDIST_NATIVE=0 to disable them. Compiler output:\n{error.shown}"
         )
         with contextlib.suppress(OSError):
-            log.unlink(missing_ok=True)  # not the target of a link
+            log.unlink(missing_ok=True)  # if `log` is a link, replaces the link and not its target
             log.write_text(f"{message}\n\n{error.log}")
         raise NativeUnavailableError(message) from error
     except OSError as error:
@@ -166,7 +170,7 @@ def _make(
 
 
 def _raise_if_failed(log: Path, since: float) -> None:
-    """Raises an error if this or another process has recently failed to compile."""
+    """Raises an error if this or another process has failed to compile since a given time."""
     with contextlib.suppress(OSError):
         if log.stat().st_mtime >= since:
             raise NativeUnavailableError(log.read_text(errors="replace").partition("\n\n")[0])
@@ -174,13 +178,15 @@ def _raise_if_failed(log: Path, since: float) -> None:
 
 @dataclass(frozen=True)
 class Status:
-    """The state of the native collectives.
+    """Describes whether the native collectives can be used in this process.
 
     Attributes:
-        enabled: whether they may be used.
-        build: the libraries that would be loaded; None if they are not compiled yet.
-        compiler: name and version of the compiler that would be used; "" if none.
-        problem: why they can be neither loaded nor compiled, with the remedy; "" if they can.
+        enabled: whether the settings allow the use of the native collectives.
+        build: the build that would be loaded; None if the libraries are not compiled yet.
+        compiler: the name and version of the compiler that would be used; "" if no compilation is
+            needed or possible.
+        problem: the reason why the libraries can be neither loaded nor compiled, and what to do
+            about it; "" if there is no such problem.
     """
 
     enabled: bool
@@ -189,7 +195,7 @@ class Status:
     problem: str = ""
 
     def __str__(self) -> str:
-        """The state in one line.
+        """Describes the status in one line.
 
         Example:
             >>> str(Status(True, compiler="g++ 12.2.0"))
@@ -205,10 +211,11 @@ class Status:
 
 
 def status(options: NativeOptions | None = None, source: Path = SOURCE) -> Status:
-    """Reports which libraries would be loaded, or why none can be.
+    """Finds out which build would be loaded, or why none can be loaded.
 
     Args:
-        options: the compiler and the cache; from the environment by default.
+        options: the settings, which contain the compiler and the path of the cache. By default,
+            they are read from the environment.
         source: the directory with the C++ sources.
 
     Raises:

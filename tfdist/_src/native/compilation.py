@@ -1,7 +1,8 @@
-"""The sources, flags and commands that make the two libraries, and the resulting build.
+"""Compiles the core and the TensorFlow operations, and describes the resulting build.
 
-This module does not import TensorFlow, which takes seconds: the launcher builds before its workers
-start. A test compares the flags with the flags of `tf.sysconfig`.
+This module does not import TensorFlow, because that takes seconds, and the launcher compiles before
+it starts workers. Therefore it does not use `tf.sysconfig` to find the flags for operations. A test
+checks that the flags are the same.
 """
 
 import hashlib
@@ -21,12 +22,13 @@ from pathlib import Path
 from tfdist._src.options import environment_of_programs
 from tfdist.errors import NativeUnavailableError
 
-# The same in all supported versions of TensorFlow. With other values, the ops would not load:
-# symbol names depend on the first macro, and TensorFlow's build sets the second one on every
-# processor.
+# All supported versions of TensorFlow are compiled with these macros. With other values, the ops
+# could not be loaded. The names of symbols depend on the first macro, and TensorFlow's build sets
+# the second one on every processor.
 _DEFINES = ("-D_GLIBCXX_USE_CXX11_ABI=1", "-DEIGEN_MAX_ALIGN_BYTES=64")
 _FRAMEWORK = "libtensorflow_framework.so.2"
-# Distributions that contain the package `tensorflow`, unlike its companions (tensorflow_hub).
+# Matches the metadata of distributions that contain the package `tensorflow`, but not of others,
+# such as tensorflow_hub.
 _METADATA = re.compile(
     r"(?:tensorflow|tensorflow_cpu|tensorflow_gpu|tensorflow_intel|tensorflow_cpu_aws"
     r"|tensorflow_rocm|intel_tensorflow|tf_nightly|tf_nightly_cpu)-(?P<version>[^-]+)"
@@ -39,8 +41,8 @@ class TensorFlowPackage:
     """The installed TensorFlow.
 
     Attributes:
-        folder: the directory with its headers and libraries.
-        version: the version of its distribution.
+        folder: the directory with the headers and libraries of TensorFlow.
+        version: the version of the installed distribution.
     """
 
     folder: Path
@@ -48,17 +50,17 @@ class TensorFlowPackage:
 
     @property
     def defines(self) -> tuple[str, ...]:
-        """The macros that must be defined to compile code that includes its headers."""
+        """The macros that must be defined to compile code with TensorFlow's headers."""
         return _DEFINES
 
     @property
     def includes(self) -> tuple[str, ...]:
-        """The include flags; the headers count as system headers, to suppress their warnings."""
+        """The flags with which the compiler finds TensorFlow's headers and omits their warnings."""
         return ("-isystem", str(self.folder / "include"))
 
     @property
     def link_flags(self) -> tuple[str, ...]:
-        """The flags to link ops with."""
+        """The flags with which the linker finds TensorFlow's library."""
         return (f"-L{self.folder}", f"-l:{_FRAMEWORK}")
 
 
@@ -66,7 +68,7 @@ def find_tensorflow() -> TensorFlowPackage:
     """Finds the TensorFlow that `import tensorflow` would import.
 
     Raises:
-        NativeUnavailableError: it is missing or incomplete.
+        NativeUnavailableError: TensorFlow is not installed, or the installation is incomplete.
 
     Example:
         >>> find_tensorflow().version  # doctest: +SKIP
@@ -88,7 +90,7 @@ def find_tensorflow() -> TensorFlowPackage:
         for entry in folder.parent.iterdir()
         if (match := _METADATA.fullmatch(entry.name))
     )
-    # A TensorFlow without metadata is identified by the size of its library.
+    # If TensorFlow has no metadata, it is identified by the size of its library.
     return TensorFlowPackage(folder, "+".join(versions) or f"unknown-{framework.stat().st_size}")
 
 
@@ -96,19 +98,19 @@ SOURCE = Path(__file__).parents[2] / "csrc"
 CORE = "libtfdist_core.so"
 OPS = "libtfdist_ops.so"
 
-# Never -march=native: one home directory, image or wheel serves hosts with different processors.
-# Code that needs newer instructions enables them per function. TensorFlow itself is built with
-# NDEBUG, which affects its headers.
+# Do not add -march=native. The libraries may be in a home directory, an image or a wheel that hosts
+# with different processors share. Functions that need newer instructions enable them individually.
+# NDEBUG affects TensorFlow's headers, and TensorFlow itself is compiled with it.
 _COMPILE = ("-std=c++17", "-O3", "-fPIC", "-pthread", "-DNDEBUG", "-Wall", "-Wextra")
-# No code reads the floating-point exception flags or errno. If the compiler need not set them, it
-# can vectorize branches. A product is rounded before it is added (no fused multiply-add), so that
-# all processors compute the same bits.
+# The first two flags allow the compiler to vectorize more code. They are safe because no code reads
+# errno or the flags for floating-point exceptions. The third one disables fused multiply-add: a
+# product is rounded before it is added, so that all processors compute the same bits.
 ARITHMETIC = ("-fno-trapping-math", "-fno-math-errno", "-ffp-contract=off")
 _HARDENING = ("-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2")
 _FLAGS = (*_COMPILE, *ARITHMETIC, *_HARDENING)
 _LINK = ("-shared", "-pthread", "-Wl,-z,relro", "-Wl,-z,now")
-# `-z defs` reports undefined symbols of the core when it is linked, not when it is loaded. Before
-# glibc 2.34, dlopen is in libdl.
+# With `-z defs`, the linker reports undefined symbols of the core. Otherwise these would be
+# reported only when the core is loaded. In glibc before 2.34, dlopen is in libdl.
 _LINK_CORE = ("-Wl,-z,defs", f"-Wl,-soname,{CORE}", "-ldl")
 _LINK_OPS = (f"-Wl,-soname,{OPS}", f"-l:{CORE}", "-Wl,-rpath,$ORIGIN")
 _SUFFIXES = (".cc", ".h", ".inc")
@@ -117,15 +119,15 @@ _OPS_FOLDER = "tf"
 
 @dataclass(frozen=True)
 class Recipe:
-    """Sources and flags of the core, and of the ops that expose it to TensorFlow graphs.
+    """The sources and flags from which the core and the TensorFlow operations are compiled.
 
     Attributes:
-        source: the directory with the sources.
-        core: the core's translation units, relative to `source`.
-        ops: the translation units of the ops; empty if there are none.
-        tensorflow: the TensorFlow to compile against.
-        key: 16 characters that change with anything that affects the libraries, except the
-            compiler.
+        source: the directory with the C++ sources.
+        core: the translation units of the core, as paths relative to `source`.
+        ops: the translation units of the ops, as paths relative to `source`; empty if there are no
+            ops.
+        tensorflow: the TensorFlow for which to compile the ops.
+        key: 16 characters that identify everything that affects the libraries, except the compiler.
     """
 
     source: Path
@@ -136,36 +138,36 @@ class Recipe:
 
     @property
     def compile_core(self) -> tuple[str, ...]:
-        """Compile flags of the core."""
-        # The ops use C++ symbols of the core, so both need the same ABI.
+        """The flags with which the core is compiled."""
+        # The ops use C++ symbols of the core, so both must be compiled for the same ABI.
         return (*_FLAGS, *self.tensorflow.defines, f"-I{self.source}")
 
     @property
     def compile_ops(self) -> tuple[str, ...]:
-        """Compile flags of the ops."""
+        """The flags with which the ops are compiled."""
         return (*self.compile_core, *self.tensorflow.includes)
 
     @property
     def link_core(self) -> tuple[str, ...]:
-        """Link flags of the core, which follow its object files in the command."""
+        """The flags with which the core is linked, to be passed after the object files."""
         return (*_LINK, *_LINK_CORE)
 
     @property
     def link_ops(self) -> tuple[str, ...]:
-        """Link flags of the ops, which follow their object files.
+        """The flags with which the ops are linked, to be passed after the object files.
 
-        The linker runs in the directory that contains the core.
+        The linker must run in the directory that contains the core's library.
         """
         return (*_LINK, "-L.", *_LINK_OPS, *self.tensorflow.link_flags)
 
 
 def read_recipe(tensorflow: TensorFlowPackage, source: Path = SOURCE) -> Recipe:
-    """Reads the sources.
+    """Finds the sources, and computes a key from them and the flags.
 
     Args:
-        tensorflow: the TensorFlow to compile against.
-        source: the directory with the sources: the ops in its subdirectory `tf`, the core in all
-            others.
+        tensorflow: the TensorFlow for which to compile the ops.
+        source: the directory with the C++ sources. The ops are in its subdirectory `tf`, and the
+            core is in the rest of the directory.
 
     Raises:
         NativeUnavailableError: the sources are missing.
@@ -178,7 +180,8 @@ def read_recipe(tensorflow: TensorFlowPackage, source: Path = SOURCE) -> Recipe:
     if not core:
         raise NativeUnavailableError(f"The C++ sources are missing in {source}: reinstall tfdist.")
     digest = hashlib.sha256()
-    # No paths: the locations of TensorFlow and the sources do not affect the libraries.
+    # The key does not depend on the locations of TensorFlow and the sources, because they do not
+    # affect the libraries.
     flags = (*_FLAGS, *_LINK, *_LINK_CORE, *_LINK_OPS, *tensorflow.defines)
     for text in (os.uname().machine, tensorflow.version, *flags):
         digest.update(text.encode() + b"\0")
@@ -197,8 +200,8 @@ class Compiler:
     """A working compiler.
 
     Attributes:
-        command: its command line.
-        version: the first line of its --version output.
+        command: the command that runs the compiler, with its arguments.
+        version: the first line that the compiler prints for `--version`.
     """
 
     command: tuple[str, ...]
@@ -206,13 +209,13 @@ class Compiler:
 
     @property
     def key(self) -> str:
-        """Eight characters that identify this compiler."""
-        # "CXX=g++ -O1" is a different compiler than "CXX=g++".
+        """Eight characters that identify the compiler and its arguments."""
+        # For example, "CXX=g++ -O1" and "CXX=g++" have different keys.
         text = "\0".join((self.version, *self.command[1:]))
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
     def __str__(self) -> str:
-        """Its name and version.
+        """Returns the name and version of the compiler.
 
         Example:
             >>> str(Compiler(("/usr/bin/g++",), "g++ (Debian 12.2.0-14) 12.2.0"))
@@ -224,14 +227,15 @@ class Compiler:
 
 
 def find_compiler(setting: str = "", names: tuple[str, ...] = NAMES) -> Compiler:
-    """Finds a compiler.
+    """Finds a C++ compiler, and checks that it runs.
 
     Args:
-        setting: the command chosen by the user, with its arguments; "" for none.
-        names: the commands to try otherwise, in order of preference.
+        setting: the command that the user has chosen, with arguments; "" if the user has not chosen
+            a compiler.
+        names: the commands to try if `setting` is empty, in order of preference.
 
     Raises:
-        NativeUnavailableError: no compiler is found, or the chosen one does not work.
+        NativeUnavailableError: no compiler is found, or the compiler does not work.
     """
     command = _words(setting)
     if not command:
@@ -283,17 +287,17 @@ MANIFEST = "build.json"
 
 @dataclass(frozen=True)
 class Build:
-    """The location of the libraries, and how they were built.
+    """Compiled libraries in a directory, and information about their compilation.
 
     Attributes:
-        folder: the directory that contains them.
-        tensorflow: the version of TensorFlow that they were built for.
+        folder: the directory that contains the libraries.
+        tensorflow: the version of TensorFlow for which the libraries were compiled.
         compiler: the name and version of the compiler.
-        libc: the C library that they were linked against; "" if it has no version.
-        seconds: the compilation time.
-        finished: when the build finished, in seconds since the epoch.
-        stamp: unique to this build, even among builds with the same key.
-        digests: library name -> SHA-256 of the file.
+        libc: the name and version of the C library on the host of the compilation; "" if unknown.
+        seconds: the duration of the compilation.
+        finished: the time when the compilation ended, in seconds since 1970.
+        stamp: a random text that is different for each build, even if the sources are the same.
+        digests: for each library, by name, the SHA-256 digest of its file.
     """
 
     folder: Path
@@ -307,12 +311,12 @@ class Build:
 
     @property
     def core(self) -> Path:
-        """The library without TensorFlow."""
+        """The path of the core's library."""
         return self.folder / CORE
 
     @property
     def ops(self) -> Path | None:
-        """The library with the TensorFlow ops; None if there are no ops."""
+        """The path of the library with the TensorFlow operations; None if there is none."""
         return self.folder / OPS if OPS in self.digests else None
 
     @property
@@ -321,9 +325,10 @@ class Build:
         return [self.folder / name for name in self.digests]
 
     def runs_here(self) -> bool:
-        """Whether this host's C library is at least as new as the one it was linked against.
+        """Whether the C library of this host is new enough for the libraries.
 
-        A home directory or an image can carry a build to an older system.
+        It may be too old if hosts with different systems share a home directory, or if an image
+        contains the libraries.
         """
         name, _, number = self.libc.partition(" ")
         here, _, newest = libc().partition(" ")
@@ -331,7 +336,7 @@ class Build:
 
 
 def write(folder: Path, recipe: Recipe, compiler: Compiler, seconds: float) -> None:
-    """Writes the manifest of a build."""
+    """Writes the manifest, a file that describes a build."""
     digests = {name: _digest(folder / name) for name in (CORE, OPS) if name in _files(folder)}
     build = Build(
         folder=folder,
@@ -349,7 +354,10 @@ def write(folder: Path, recipe: Recipe, compiler: Compiler, seconds: float) -> N
 
 
 def read_build(folder: Path) -> Build | None:
-    """The build in a directory; None if there is none, or it is incomplete or truncated."""
+    """Returns the build in a directory.
+
+    Returns None if there is no build, or if one of its files is missing or damaged.
+    """
     try:
         build = Build(folder=folder, **json.loads((folder / MANIFEST).read_text()))
         digests = {name: _digest(folder / name) for name in build.digests}
@@ -359,7 +367,7 @@ def read_build(folder: Path) -> Build | None:
 
 
 def libc() -> str:
-    """Name and version of this host's C library.
+    """Returns the name and version of this host's C library; "" if unknown.
 
     Example:
         >>> libc()  # doctest: +SKIP
@@ -391,8 +399,8 @@ class CompilationError(Exception):
     """The compiler failed.
 
     Attributes:
-        shown: the relevant lines of its output.
-        log: the command and its full output.
+        shown: the most relevant lines of the compiler's output.
+        log: the command, and the compiler's full output.
     """
 
     def __init__(self, shown: str, log: str) -> None:
@@ -402,15 +410,15 @@ class CompilationError(Exception):
 
 
 def compile_into(folder: Path, recipe: Recipe, compiler: Compiler) -> str:
-    """Builds the core, and the ops if there are any.
+    """Compiles the core, and the TensorFlow operations if the recipe contains any.
 
     Args:
-        folder: an empty directory for the libraries.
-        recipe: what to build.
-        compiler: the compiler to use.
+        folder: an empty directory, into which the libraries are written.
+        recipe: the sources and flags.
+        compiler: the compiler that compiles and links the libraries.
 
     Returns:
-        The commands and the compiler's warnings.
+        The commands and the compiler's output, as a log.
 
     Raises:
         CompilationError: the compiler failed.
@@ -419,8 +427,8 @@ def compile_into(folder: Path, recipe: Recipe, compiler: Compiler) -> str:
     core = [path for path, _ in units]
     ops = folder / "ops.cc"
     if recipe.ops:
-        # A single unit, because TensorFlow's headers take longer to compile than the code itself.
-        # It is started first, since it takes longest.
+        # The ops are compiled as a single unit, because TensorFlow's headers take longer to compile
+        # than the code itself. This unit takes longest, so it is started first.
         ops.write_text("".join(f'#include "{path}"\n' for path in recipe.ops))
         units.insert(0, (ops, recipe.compile_ops))
     objects = {path: f"{number}.o" for number, (path, _) in enumerate(units)}
@@ -470,7 +478,10 @@ def _run(command: tuple[str, ...], folder: Path) -> str:
 
 
 def _shown(output: str) -> str:
-    """A few lines from the first error on, which often causes the others; else the last lines."""
+    """Returns a few lines of the compiler's output, starting with the first error if possible.
+
+    The first error is often the cause of the others.
+    """
     lines = [line for line in output.splitlines() if line.strip()]
     end = max(0, len(lines) - _SHOWN_LINES)
     first = min(end, next((i for i, line in enumerate(lines) if "error:" in line), end))

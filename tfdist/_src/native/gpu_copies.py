@@ -1,8 +1,9 @@
-"""A program that copies between all pairs of GPUs; prints a line of JSON for each pair.
+"""A program that copies data between all pairs of GPUs, and prints a line of JSON for each pair.
 
     python -m tfdist._src.native.gpu_copies LIBRARY SECONDS
 
-LIBRARY is the driver's path or name ("" for the system's), and SECONDS the time limit of a copy.
+LIBRARY is the path or name of the driver's library ("" for the system's driver). SECONDS is the
+time limit for a copy.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import time
 from tfdist._src.native.nvidia import Copy, Driver, DriverError, Link
 
 _BYTES = 32 << 20
-_TIMES = 8  # copies that are timed together
+_TIMES = 8  # the number of copies that are timed together
 _RANK, _ATOMICS = 1, 3  # CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK, _NATIVE_ATOMIC_SUPPORTED
 _NON_BLOCKING, _NO_TIMING = 1, 2  # CU_STREAM_NON_BLOCKING, CU_EVENT_DISABLE_TIMING
 _NOT_READY, _REACHED = 600, 704  # CUDA_ERROR_NOT_READY, _PEER_ACCESS_ALREADY_ENABLED
@@ -27,11 +28,11 @@ _TAKEN = (2, 46)  # CUDA_ERROR_OUT_OF_MEMORY, _DEVICE_UNAVAILABLE
 
 
 class _Stuck(Exception):
-    """A copy does not end."""
+    """A copy has not ended within the time limit."""
 
 
 class _Gpu:
-    """A GPU with its own values in memory, and the resources to read other GPUs' values."""
+    """A GPU that has values in its memory, and can copy the values of other GPUs."""
 
     def __init__(self, driver: Driver, number: int, seconds: float) -> None:
         self._driver, self._seconds = driver, seconds
@@ -45,7 +46,7 @@ class _Gpu:
         self._wait()
 
     def reach(self, owner: _Gpu) -> None:
-        """Lets this GPU read another GPU's memory directly."""
+        """Enables this GPU to read the memory of another GPU directly."""
         self._use()
         try:
             self._driver.call("cuCtxEnablePeerAccess", owner._context, 0)
@@ -54,7 +55,11 @@ class _Gpu:
                 raise
 
     def read(self, owner: _Gpu) -> tuple[Copy, float]:
-        """Copies from another GPU; returns the outcome and the bytes per second."""
+        """Copies the values of another GPU to this GPU.
+
+        Returns:
+            The outcome, and the number of bytes per second.
+        """
         self._use()
         try:
             words = ctypes.c_size_t(_BYTES // 4)
@@ -70,7 +75,9 @@ class _Gpu:
             self._copy(_address(arrived), self._landing)
             self._wait()
         except _Stuck:
-            self._renew()  # The unfinished copy still uses the previous memory and stream.
+            # Creates new memory and a new stream, because the unfinished copy may still use the old
+            # ones.
+            self._renew()
             return Copy.STUCK, 0.0
         if arrived != owner._values:
             return Copy.WRONG, 0.0
@@ -113,14 +120,22 @@ class _Gpu:
 
 
 class _Trial:
-    """Tries pairs one after the other; allocates a GPU's resources when the GPU is first needed."""
+    """Tries copies between pairs of GPUs, one pair after the other."""
 
     def __init__(self, driver: Driver, seconds: float) -> None:
         self._driver, self._seconds = driver, seconds
         self._gpus: dict[int, _Gpu] = {}
 
     def link(self, reader: int, owner: int) -> Link:
-        """Copies from the owner's memory to the reader's, and describes the link."""
+        """Tries a copy between two GPUs.
+
+        Args:
+            reader: the number of the GPU that reads.
+            owner: the number of the GPU that owns the memory.
+
+        Returns:
+            A description of the link, with the outcome of the copy.
+        """
         link = Link(reader, owner, Copy.FAILED)
         try:
             direct = self._ask("cuDeviceCanAccessPeer", reader, owner) == 1
@@ -146,7 +161,7 @@ class _Trial:
         try:
             rank, atomics = (self._ask(function, kind, *pair) for kind in (_RANK, _ATOMICS))
         except DriverError:
-            return link  # The driver does not report it.
+            return link  # The driver does not report these attributes.
         return dataclasses.replace(link, rank=rank, atomics=atomics == 1)
 
     def _ask(self, function: str, *arguments: int) -> int:
@@ -160,12 +175,12 @@ def _address(buffer: bytearray) -> ctypes.c_uint64:
 
 
 def main() -> None:
-    """Prints the outcome for each pair."""
+    """Tries a copy for each pair of GPUs, and prints the outcome."""
     driver = Driver(sys.argv[1])
     trial = _Trial(driver, float(sys.argv[2]))
     for pair in itertools.permutations(range(len(driver.devices())), 2):
         print(json.dumps(dataclasses.asdict(trial.link(*pair))), flush=True)
-    os._exit(0)  # In a normal exit, the driver would wait for stuck copies.
+    os._exit(0)  # A normal exit would wait for copies that do not end.
 
 
 if __name__ == "__main__":

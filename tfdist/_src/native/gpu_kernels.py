@@ -1,4 +1,4 @@
-"""The GPU kernels: their sources, NVIDIA's run-time compiler, and the cache of compiled kernels."""
+"""Compiles the GPU kernels with NVIDIA's run-time compiler, and caches them."""
 
 import contextlib
 import ctypes
@@ -21,7 +21,8 @@ from tfdist._src.native.compilation import SOURCE
 from tfdist._src.options import NativeOptions
 from tfdist.errors import NativeUnavailableError
 
-# The packages that contain NVRTC: as installed by `tensorflow[and-cuda]`, and for CUDA 13.
+# The Python packages that contain NVRTC. `tensorflow[and-cuda]` installs the first one, and the
+# second one is for CUDA 13.
 _PACKAGES = ("nvidia.cuda_nvrtc", "nvidia.cu13")
 _HELP = 'Install it: pip install "tensorflow[and-cuda]", or nvidia-cuda-nvrtc-cu12.'
 _BUILTINS = "libnvrtc-builtins.so.*"
@@ -29,27 +30,29 @@ _SUCCESS = 0
 
 
 class CompilationError(Exception):
-    """NVRTC could not compile a program, or a call to NVRTC failed; the message has the reason."""
+    """NVRTC could not compile a program, or a function of NVRTC has failed for another reason."""
 
 
 class Nvrtc:
-    """NVRTC, NVIDIA's run-time compiler, as a loaded library.
+    """Loads NVRTC, NVIDIA's run-time compiler, and calls its functions.
 
     Args:
-        path: the library's path; its builtins library is in the same folder, or is found by name.
+        path: the path of NVRTC's library. NVRTC also needs its builtins library, which must be in
+            the same folder, or on the system's search path.
 
     Attributes:
-        path: the library's path.
-        version: the version, such as "12.5".
+        path: see the argument.
+        version: the version of NVRTC, such as "12.5".
 
     Raises:
-        NativeUnavailableError: the library cannot be loaded.
+        NativeUnavailableError: the library cannot be loaded or used.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            # CUDA 13's library does not search its own folder for its builtins library.
+            # Load the builtins library first, because NVRTC of CUDA 13 does not look for it in its
+            # own folder.
             self._builtins = [ctypes.CDLL(str(p)) for p in path.parent.glob(_BUILTINS)]
             self._library = ctypes.CDLL(str(path))
             major, minor = ctypes.c_int(), ctypes.c_int()
@@ -64,7 +67,7 @@ class Nvrtc:
         return f"NVRTC {self.version}"
 
     def architectures(self) -> list[str]:
-        """The architectures that NVRTC supports, such as "sm_90", oldest first."""
+        """Returns the architectures that NVRTC supports, such as "sm_90", the oldest first."""
         count = ctypes.c_int()
         self._call("nvrtcGetNumSupportedArchs", ctypes.byref(count))
         numbers = (ctypes.c_int * count.value)()
@@ -74,21 +77,22 @@ class Nvrtc:
     def compile(
         self, name: str, source: str, headers: Mapping[str, str], options: Sequence[str]
     ) -> tuple[bytes, str]:
-        """Compiles a program.
+        """Compiles a program to a binary.
 
         Args:
-            name: the name in messages.
-            source: the source, in CUDA C++.
-            headers: the included files, by the names in `#include` directives.
-            options: NVRTC's options, including the architecture.
+            name: the name of the program in messages.
+            source: the source code, in CUDA C++.
+            headers: the contents of included files. The keys are the names in `#include`
+                directives.
+            options: the options for NVRTC, including the architecture.
 
         Returns:
-            The binary ("cubin"), and the log.
+            The binary ("cubin"), and the compiler's log.
 
         Raises:
             CompilationError: the program or an option is invalid.
         """
-        # In a separate thread, because NVRTC changes the locale of its thread to "C".
+        # Use a separate thread, because NVRTC changes the locale of the thread that calls it.
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(self._compile, name, source, headers, options).result()
 
@@ -134,10 +138,10 @@ class Nvrtc:
 
 
 def find_nvrtc() -> Nvrtc:
-    """The NVRTC of this environment, or else the system's.
+    """Finds NVRTC in this Python environment or, if it is not installed there, in the system.
 
     Raises:
-        NativeUnavailableError: there is none.
+        NativeUnavailableError: NVRTC is not installed, or cannot be loaded.
     """
     for folder in nvidia.folders(_PACKAGES):
         for path in sorted(folder.glob("libnvrtc.so.*"), reverse=True):
@@ -152,7 +156,7 @@ def _strings(texts: Sequence[str]) -> Any:
     return (ctypes.c_char_p * len(texts))(*(text.encode() for text in texts))
 
 
-# Volta, the oldest architecture that the supported CUDA toolkits and TensorFlow versions include.
+# This is Volta, the oldest architecture that all supported versions of CUDA and TensorFlow support.
 OLDEST = 70
 _UNIT = "device/kernels/all.cu"
 _HEADERS = (
@@ -168,7 +172,8 @@ _HEADERS = (
 )
 _PREFIX = "gpu-"
 _STANDARD = "device/kernels/std"
-# A product is rounded before it is added, so that GPUs compute the same bits as CPUs.
+# Without fused multiply-add (fmad), a product is rounded before it is added, as on the CPU. GPUs
+# and CPUs therefore compute the same bits.
 FLAGS = ("-std=c++17", "-default-device", "-fmad=false")
 _ARCHITECTURE = re.compile(r"sm_(\d{2,3})[af]?")
 
@@ -178,10 +183,10 @@ class Kernels:
     """The compiled kernels for one architecture.
 
     Attributes:
-        path: the binary's path.
-        architecture: the architecture, such as "sm_90".
-        compiler: the name and version of the compiler, NVRTC.
-        seconds: the compilation time; 0 if it already existed.
+        path: the path of the binary.
+        architecture: the architecture of the GPU, such as "sm_90".
+        compiler: the name and version of the compiler, such as "NVRTC 12.5".
+        seconds: the duration of the compilation; 0 if the kernels had already been compiled.
     """
 
     path: Path
@@ -191,11 +196,13 @@ class Kernels:
 
 
 def find(architecture: str, options: NativeOptions) -> Path | None:
-    """The existing kernels for an architecture, compiled by any NVRTC.
+    """Finds kernels for an architecture in the cache and in the package.
+
+    The kernels may have been compiled by any version of NVRTC.
 
     Args:
-        architecture: the architecture, such as "sm_90".
-        options: the cache; kernels in the package are also found.
+        architecture: the architecture of the GPU, such as "sm_90".
+        options: the settings, which contain the path of the cache.
     """
     for root in (*store.caches(options), store.PACKAGE):
         found = sorted(root.glob(f"{_PREFIX}{_key()}-*/{architecture}.cubin"))
@@ -212,17 +219,18 @@ def ensure(
     package: Path | None = None,
     announce: Callable[[str], object] = logger.info,
 ) -> list[Kernels]:
-    """Finds the compiled kernels for some architectures, or compiles them.
+    """Finds the compiled kernels for several architectures, or compiles them.
 
     Args:
-        architectures: the architectures, such as "sm_80".
-        options: the cache.
-        force: whether to compile even if compiled kernels are found.
-        package: the directory to compile into instead of the cache.
-        announce: receives progress messages; prints them to stderr by default.
+        architectures: the architectures of the GPUs, such as "sm_80".
+        options: the settings, which contain the path of the cache.
+        force: whether to compile the kernels even if compiled ones are found.
+        package: a directory to use instead of the cache.
+        announce: a function that receives messages about the progress. By default, these are
+            logged.
 
     Raises:
-        NativeUnavailableError: NVRTC is missing, does not know an architecture, or fails.
+        NativeUnavailableError: NVRTC is missing, does not support an architecture, or fails.
     """
     compiler = find_nvrtc()
     for architecture in architectures:
@@ -236,18 +244,18 @@ def ensure(
 
 
 def compile_for(architecture: str, compiler: Nvrtc, flags: Sequence[str] = ()) -> tuple[bytes, str]:
-    """Compiles the kernels.
+    """Compiles the kernels for an architecture.
 
     Args:
-        architecture: the architecture, such as "sm_90".
-        compiler: the NVRTC to use.
-        flags: further flags.
+        architecture: the architecture of the GPU, such as "sm_90".
+        compiler: the version of NVRTC that compiles the kernels.
+        flags: additional options for NVRTC.
 
     Returns:
         The binary, and the compiler's log.
 
     Raises:
-        CompilationError: the compilation failed; the message is the log.
+        CompilationError: the compilation failed. The message is the compiler's log.
     """
     options = [f"--gpu-architecture={architecture}", *FLAGS, *flags]
     source = (SOURCE / _UNIT).read_text()
@@ -297,7 +305,9 @@ def _check(architecture: str, compiler: Nvrtc) -> None:
 
 
 def clean(root: Path) -> list[Path]:
-    """Removes kernels compiled from other sources; the caller must hold the directory's lock.
+    """Removes kernels that were compiled from other sources than the current ones.
+
+    The caller must hold the lock of the directory.
 
     Returns:
         The removed directories.
@@ -316,7 +326,10 @@ def _key() -> str:
 
 
 def _headers() -> dict[str, str]:
-    """The files that the kernels include, by the names in `#include` directives."""
+    """Returns the contents of the files that the kernels include.
+
+    The keys are the names in `#include` directives.
+    """
     paths = [path for pattern in _HEADERS for path in sorted(SOURCE.glob(pattern))]
     headers = {path.relative_to(SOURCE).as_posix(): path.read_text() for path in paths}
     standard = sorted((SOURCE / _STANDARD).iterdir())

@@ -1,4 +1,4 @@
-"""Loads the libraries, at most once per process."""
+"""Loads the core and the TensorFlow operations into this process, at most once."""
 
 import ctypes
 import threading
@@ -18,28 +18,28 @@ class Core:
     """The loaded core.
 
     Attributes:
-        library: its C functions, with their types.
-        build: the build they were loaded from.
+        library: the loaded library, with declared C functions.
+        build: the build from which the library was loaded.
     """
 
     library: ctypes.CDLL
     build: Build
 
 
-# Loading a library twice would return the same one, and TensorFlow refuses to register ops twice.
+# The libraries are loaded only once, because TensorFlow refuses to register an operation twice.
 _lock = threading.RLock()
 _core: Core | None = None
 _ops: Any = None
 
 
 def load() -> Core:
-    """Loads the core, compiling it first if necessary.
+    """Loads the core, and compiles it first if necessary.
 
     Returns:
-        The core, always the same object in a process.
+        The core. All calls in a process return the same object.
 
     Raises:
-        NativeUnavailableError: it is disabled, or cannot be compiled or loaded.
+        NativeUnavailableError: the core is disabled, or cannot be compiled or loaded.
         ValueError: a setting is invalid.
 
     Example:
@@ -54,13 +54,13 @@ def load() -> Core:
 
 
 def load_ops() -> Any:
-    """Loads the core and then the TensorFlow ops; imports TensorFlow.
+    """Loads the core and the TensorFlow operations. This imports TensorFlow.
 
     Returns:
-        The module returned by `tf.load_op_library`, always the same object in a process.
+        The module that `tf.load_op_library` returns. All calls in a process return the same object.
 
     Raises:
-        NativeUnavailableError: they are disabled, or cannot be compiled or loaded.
+        NativeUnavailableError: the operations are disabled, or cannot be compiled or loaded.
         ValueError: a setting is invalid.
     """
     global _ops
@@ -71,15 +71,15 @@ def load_ops() -> Any:
 
 
 def has_ops() -> bool:
-    """Whether this process has loaded the ops."""
+    """Whether this process has loaded the TensorFlow operations."""
     return _ops is not None
 
 
 def load_core(options: NativeOptions, source: Path = SOURCE) -> Core:
-    """Finds or compiles a core, and loads it.
+    """Finds a build of the core, or compiles one, and loads it.
 
-    A library that does not load, because it is damaged or built for a newer system, is skipped:
-    the next build is tried, and finally a new one is compiled.
+    A library cannot be loaded if it is damaged, or was compiled for a newer system. In this case,
+    this function tries the next build. If no build can be loaded, it compiles a new one.
     """
     start = time.time()
     rejected: list[str] = []
@@ -92,7 +92,7 @@ def load_core(options: NativeOptions, source: Path = SOURCE) -> Core:
                 f"{build.core} lacks a function ({error}): reinstall tfdist."
             ) from error
         except OSError as error:
-            # Recompiling a new build would not help.
+            # If a new build cannot be loaded, another compilation would not help.
             if build.finished >= start or build.stamp in rejected:
                 raise NativeUnavailableError(
                     f"The native collectives cannot be loaded: {error}. If {build.folder} is on a "
@@ -108,7 +108,7 @@ def load_core(options: NativeOptions, source: Path = SOURCE) -> Core:
 
 
 def load_op_library(build: Build) -> Any:
-    """Loads the ops of a build; its core must be loaded."""
+    """Loads the TensorFlow operations of a build. Its core must be loaded already."""
     if build.ops is None:
         raise NativeUnavailableError(f"{build.folder} has no ops for TensorFlow: reinstall tfdist.")
     import tensorflow as tf

@@ -1,4 +1,4 @@
-"""The NVIDIA software and GPUs of this host, and the links between the GPUs."""
+"""Finds NVIDIA's software and GPUs on this host, and tests the links between the GPUs."""
 
 import ctypes
 import importlib.util
@@ -26,8 +26,8 @@ class Device:
     """A GPU.
 
     Attributes:
-        name: the name that the driver reports.
-        architecture: the compilation target for its code, such as "sm_90".
+        name: the name of the GPU, as reported by the driver.
+        architecture: the architecture for which kernels must be compiled, such as "sm_90".
     """
 
     name: str
@@ -38,12 +38,12 @@ class DriverError(NativeUnavailableError):
     """A function of the driver has failed.
 
     Args:
-        function: the function's name.
-        status: the function's return value.
+        function: the name of the function.
+        status: the value that the function has returned.
 
     Attributes:
-        call: the function and its return value, for messages.
-        status: the function's return value.
+        call: a text with the name of the function and the value that it has returned, for messages.
+        status: see the argument.
     """
 
     def __init__(self, function: str, status: int) -> None:
@@ -53,10 +53,10 @@ class DriverError(NativeUnavailableError):
 
 
 class Driver:
-    """The GPUs' driver, initialized.
+    """Loads and initializes the driver of the GPUs, and calls its functions.
 
     Args:
-        library: the path or name of the driver's library; "" for the system's.
+        library: the path or name of the driver's library; "" for the system's driver.
 
     Raises:
         NativeUnavailableError: there is no GPU, or no driver.
@@ -71,13 +71,13 @@ class Driver:
 
     @property
     def version(self) -> str:
-        """The newest CUDA version that the driver supports, such as "12.4"."""
+        """The newest version of CUDA that the driver supports, such as "12.4"."""
         number = ctypes.c_int()
         self.call("cuDriverGetVersion", ctypes.byref(number))
         return f"{number.value // 1000}.{number.value % 1000 // 10}"
 
     def devices(self) -> list[Device]:
-        """The GPUs that are visible to this process, in the order of their numbers."""
+        """Returns the GPUs that are visible to this process, in the order of their numbers."""
         count = ctypes.c_int()
         self.call("cuDeviceGetCount", ctypes.byref(count))
         return [self._device(number) for number in range(count.value)]
@@ -93,17 +93,17 @@ class Driver:
         return Device(name.value.decode(errors="replace"), f"sm_{parts[0]}{parts[1]}")
 
     def call(self, function: str, *arguments: Any) -> None:
-        """Calls a function of the driver; pointers and sizes must be ctypes objects.
+        """Calls a function of the driver. Pointers and sizes must be passed as ctypes objects.
 
         Raises:
-            DriverError: the function fails.
+            DriverError: the function returns an error.
         """
         if status := getattr(self._library, function)(*arguments):
             raise DriverError(function, status)
 
 
 def architecture() -> str:
-    """The compilation target for the first GPU's code, such as "sm_90".
+    """Returns the architecture of the first GPU, such as "sm_90".
 
     Raises:
         NativeUnavailableError: there is no GPU, or no driver.
@@ -115,16 +115,17 @@ def architecture() -> str:
 
 
 def nccl() -> str:
-    """The path of NCCL's library in this Python environment, which TensorFlow also opens.
+    """Returns the path of NCCL's library in this Python environment.
 
-    If there is none, the library's name, by which the system may find it.
+    TensorFlow loads the same library. If NCCL is not installed in the environment, returns the name
+    of the library, because the system may be able to find it.
     """
     paths = (folder / NCCL for folder in folders(_NCCL_PACKAGES))
     return next((str(path) for path in paths if path.exists()), NCCL)
 
 
 def nccl_version(library: str) -> str:
-    """The version of an NCCL library, such as "2.28.3".
+    """Returns the version of an NCCL library, such as "2.28.3".
 
     Raises:
         NativeUnavailableError: the library cannot be loaded.
@@ -134,13 +135,17 @@ def nccl_version(library: str) -> str:
         ctypes.CDLL(library).ncclGetVersion(ctypes.byref(number))
     except (OSError, AttributeError) as error:
         raise NativeUnavailableError(f"NCCL cannot be used: {error}") from error
-    # The encoding since version 2.9: 20900 is 2.9.0.
+    # Since version 2.9, the version is encoded in this way. For example, 20900 stands for 2.9.0.
     major, rest = divmod(number.value, 10_000)
     return f"{major}.{rest // 100}.{rest % 100}"
 
 
 def folders(packages: Sequence[str]) -> list[Path]:
-    """The library folders of Python packages such as "nvidia.nccl", if installed."""
+    """Returns the library folders of those Python packages that are installed.
+
+    Args:
+        packages: the names of the packages, such as "nvidia.nccl".
+    """
     found = []
     for package in packages:
         try:
@@ -152,34 +157,37 @@ def folders(packages: Sequence[str]) -> list[Path]:
     return found
 
 
-# Copies run in a separate process, since a process that uses a broken link may hang, even at exit.
+# Copies run in a separate process. If a link is broken, a process that uses it may hang, even when
+# it exits.
 _PROGRAM = "tfdist._src.native.gpu_copies"
 _COPY_SECONDS = 3.0
 
 
 class Copy(str, Enum):
-    """The outcome of a copy."""
+    """The outcome of a copy between two GPUs."""
 
     INTACT = "intact"
-    WRONG = "wrong"  # other bytes arrived
-    STUCK = "stuck"  # it does not end
-    TAKEN = "taken"  # not tried, because another process holds the GPU's memory
-    FAILED = "failed"  # refused by the driver, or not tried
+    WRONG = "wrong"  # the copy differs from the original
+    STUCK = "stuck"  # the copy has not ended within the time limit
+    TAKEN = "taken"  # the copy was not tried, because another process uses the GPU or its memory
+    FAILED = "failed"  # the driver refused the copy, or it was not tried
 
 
 @dataclass(frozen=True)
 class Link:
-    """How one GPU reads another GPU's memory.
+    """The connection over which one GPU reads the memory of another GPU.
 
     Attributes:
         reader: the number of the GPU that reads.
         owner: the number of the GPU that owns the memory.
-        copy: the outcome of a copy.
-        direct: whether the reader can access that memory; otherwise copies pass through the host.
-        rank: the driver's rank of the link, 0 for the fastest; None if the driver reports none.
-        atomics: whether atomic operations of a GPU work over the link, as over NVLink.
-        speed: bytes per second of an intact copy.
-        error: why a copy failed.
+        copy: the outcome of a test copy.
+        direct: whether the reader can access the owner's memory directly. Otherwise, copies pass
+            through the host's memory.
+        rank: the performance rank that the driver reports for the link, where 0 is the fastest;
+            None if the driver does not report it.
+        atomics: whether a GPU can perform atomic operations over the link, as over NVLink.
+        speed: the number of bytes per second, if the copy is intact; otherwise 0.
+        error: the reason why the copy failed.
     """
 
     reader: int
@@ -193,12 +201,12 @@ class Link:
 
 
 def measure(library: str, gpus: int, seconds: float) -> list[Link]:
-    """Tries a copy between all ordered pairs of GPUs.
+    """Tries a copy for each pair of GPUs, in both directions.
 
     Args:
-        library: the driver's path or name; "" for the system's.
+        library: the path or name of the driver's library; "" for the system's driver.
         gpus: the number of GPUs.
-        seconds: the time limit for all pairs together; a pair without a result by then counts as
+        seconds: the time limit for all pairs together. A pair that has no result by then counts as
             failed.
     """
     limit = str(min(_COPY_SECONDS, seconds / 2))
@@ -216,7 +224,7 @@ def measure(library: str, gpus: int, seconds: float) -> list[Link]:
         printed, why = error.stdout or b"", f"not tried within {seconds:g} s"
     links = {}
     for line in printed.decode(errors="replace").splitlines(keepends=True):
-        if line.endswith("\n"):  # The last line may be cut off.
+        if line.endswith("\n"):  # If the program was stopped, the last line may be incomplete.
             values = json.loads(line)
             link = Link(**{**values, "copy": Copy(values["copy"])})
             links[link.reader, link.owner] = link

@@ -1,4 +1,8 @@
-"""The directories of builds, their locks, and checks of their owners."""
+"""Manages the directories that contain builds, their locks, and their security.
+
+A cache is used only if no other user can put libraries there, because a library's code runs when it
+is loaded.
+"""
 
 import contextlib
 import fcntl
@@ -21,16 +25,17 @@ from tfdist.errors import NativeUnavailableError
 
 
 def writable_by_others(folder: Path) -> str | None:
-    """The reason why other users can change the contents of a directory.
+    """Returns the reason why other users can change the contents of a directory, if they can.
 
-    Another user can change the contents by writing to the directory or by replacing it. A user can
-    replace it by writing to a directory above it, unless that directory is sticky, as /tmp is.
+    Another user can change the contents by writing to the directory. Another user can also replace
+    the directory by writing to a directory above it, unless that directory has the sticky bit, like
+    /tmp.
 
     Args:
         folder: an existing directory.
 
     Returns:
-        The reason; None if only this user and root can change the contents.
+        The reason; None if only the current user and root can change the contents.
 
     Example:
         >>> import tempfile
@@ -42,7 +47,8 @@ def writable_by_others(folder: Path) -> str | None:
         if link.is_symlink() and link.lstat().st_uid not in (os.getuid(), 0):
             return f"the link {link} belongs to {_user(link.lstat().st_uid)}"
     folder = path.resolve()
-    # Includes the directories above a link, because the link could be replaced there.
+    # Also check the directories above a link, because a user who can write there could replace the
+    # link.
     above = {place.resolve() for place in (*path.parents, *folder.parents)}
     for place in (folder, *sorted(above, reverse=True)):
         status = place.stat()
@@ -58,16 +64,19 @@ def writable_by_others(folder: Path) -> str | None:
 
 
 def _is_own_group(gid: int) -> bool:
-    """Whether a group is root's or this user's own, and has no other members.
+    """Whether a group belongs to the current user or root, and has no other members.
 
-    Many systems create a group with each user's name. The name must match because the list of
-    members may be incomplete: it need not contain users with this primary group.
+    Many systems create a group for each user, with the same name. The name of the group must be the
+    user's name, because the list of members is not sufficient. It need not contain users for whom
+    this is the primary group.
     """
     try:
         group = grp.getgrgid(gid)
         mine = {pwd.getpwuid(os.getuid()).pw_name, "root"}
         return group.gr_name in mine and set(group.gr_mem) <= mine
-    except KeyError:  # The user is unknown here, as with some directory services.
+    # The user or group has no name on this host, for example if a directory service does not
+    # provide it.
+    except KeyError:
         return gid == 0
 
 
@@ -93,16 +102,20 @@ _POLL_SECONDS = 0.05
 
 @contextlib.contextmanager
 def held(path: Path, seconds: float, announce: Callable[[str], object]) -> Iterator[None]:
-    """Holds a lock while compiling; the system releases it if this process dies.
+    """Holds a lock within this context.
+
+    If this process dies, the operating system releases the lock.
 
     Args:
-        path: the lock file, created if missing and never removed; it names the last holder.
-        seconds: how long to wait for another process.
-        announce: periodically receives a message that names the holder.
+        path: the path of the lock file. The file is created if it does not exist, and is never
+            removed. It contains a description of the last process that held the lock.
+        seconds: the time limit for waiting while another process holds the lock.
+        announce: a function that periodically receives a message about the process that holds the
+            lock.
 
     Raises:
         NativeUnavailableError: another process still holds the lock after `seconds`.
-        OSError: the file cannot be created.
+        OSError: the lock file cannot be created.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
@@ -124,8 +137,9 @@ def _take(descriptor: int, path: Path, seconds: float, announce: Callable[[str],
         except BlockingIOError:
             pass
         except OSError:
-            # The file system has no locks. Several processes may then compile the same build; each
-            # moves its result into place atomically, so that no process sees a partial build.
+            # The file system does not support locks, so several processes may compile the same
+            # libraries. Each process moves its result into place atomically, and no process sees an
+            # incomplete build.
             return
         now = time.monotonic()
         holder = os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
@@ -143,7 +157,8 @@ def _take(descriptor: int, path: Path, seconds: float, announce: Callable[[str],
         time.sleep(_POLL_SECONDS)
 
 
-# The target of `tfdist build --into-package`; wheels built afterward include it.
+# `tfdist build --into-package` writes builds to this directory. Wheels that are built afterward
+# include them.
 PACKAGE = Path(__file__).parent / "prebuilt"
 LOCK = "lock"
 _UNFINISHED = ".unfinished-"
@@ -152,7 +167,7 @@ _LOG = re.compile(r"[0-9a-f]{16}-[0-9a-f]{8}\.log")
 
 
 def name(recipe: Recipe, compiler: Compiler) -> str:
-    """The name of a build's directory."""
+    """Returns the name of the directory for a build."""
     return f"{recipe.key}-{compiler.key}"
 
 
@@ -163,18 +178,21 @@ def find(
     packages: Collection[Path],
     rejected: Collection[str] = (),
 ) -> Build | None:
-    """Finds a compatible build.
+    """Finds a build that was compiled from the same sources and can be loaded on this host.
 
     Args:
-        recipe: the sources and flags.
-        compiler: this host's compiler; None if there is none.
-        caches: the directories to search first, for builds of `compiler` if there is one.
-        packages: the directories to search next, for builds of any compiler.
-        rejected: stamps of builds that did not load.
+        recipe: the sources and flags from which the libraries must have been compiled.
+        compiler: the compiler of this host; None if there is none.
+        caches: the directories to search first. If `compiler` is given, only its builds are found
+            in these directories.
+        packages: the directories to search next. In these, the builds of all compilers are found.
+        rejected: the stamps of builds that could not be loaded, so that they are not returned
+            again.
     """
     for folder in _candidates(recipe, compiler, caches, packages):
-        # Another user who could once write to the cache may have put the build there. The package
-        # needs no such check: a user who can write there can change tfdist itself.
+        # If another user can write to the directory, that user may have put the build there. The
+        # package need not be checked, because a user who can write there can also change tfdist
+        # itself.
         if folder.parent in caches and not is_safe(folder):
             continue
         build = compilation.read_build(folder)
@@ -199,20 +217,21 @@ def _candidates(
 
 
 def caches(options: NativeOptions) -> list[Path]:
-    """The directories that may contain builds of this host, without creating any."""
+    """Returns the existing directories in which builds of this host may be cached."""
     cache = [options.cache / "native"] if options.cache else []
     return [folder for folder in (*cache, _temporary()) if is_safe(folder)]
 
 
 def writable_cache(options: NativeOptions, announce: Callable[[str], object]) -> Path:
-    """The directory to compile into, created if missing.
+    """Returns a directory in which to store new builds, and creates it if necessary.
 
     Args:
-        options: the settings; they contain the path of the cache.
-        announce: receives a warning if the cache is not writable.
+        options: the settings, which contain the path of the cache.
+        announce: a function that receives a warning if the cache cannot be used, so that a
+            temporary directory is used instead.
 
     Raises:
-        NativeUnavailableError: the temporary directory is not writable either.
+        NativeUnavailableError: neither the cache nor a temporary directory is writable.
     """
     problem = "there is no home directory"
     if options.cache:
@@ -244,10 +263,10 @@ def writable_cache(options: NativeOptions, announce: Callable[[str], object]) ->
 
 
 def writable_package(root: Path = PACKAGE) -> Path:
-    """The directory in the package to compile into.
+    """Checks that a directory in the package is writable, and returns it.
 
     Raises:
-        NativeUnavailableError: it is not writable.
+        NativeUnavailableError: the directory is not writable.
     """
     try:
         return _writable(root)
@@ -259,21 +278,24 @@ def writable_package(root: Path = PACKAGE) -> Path:
 
 
 def unfinished(root: Path) -> Path:
-    """Creates a directory to compile into, next to the builds; removes abandoned directories."""
+    """Creates a directory for a compilation, next to the builds.
+
+    Also removes such directories that earlier processes have left behind.
+    """
     _remove_abandoned(root)
     folder = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=root))
-    # Other users may load libraries compiled by one user, such as root in an image.
+    # Other users must be able to load the libraries, for example if root compiles them in an image.
     folder.chmod(0o755)
     return folder
 
 
 def put(folder: Path, target: Path) -> None:
-    """Moves a finished directory into place, replacing an existing one."""
+    """Moves a finished build to the directory `target`, and replaces an existing build there."""
     if not target.exists():
         folder.rename(target)
         return
-    # A non-empty directory cannot be replaced by a rename. Processes that have loaded the old
-    # libraries keep them.
+    # A rename cannot replace a directory that is not empty, so the existing one is moved first.
+    # Processes that have loaded its libraries can continue to use them.
     aside = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=target.parent))
     target.rename(aside / target.name)
     folder.rename(target)
@@ -281,10 +303,16 @@ def put(folder: Path, target: Path) -> None:
 
 
 def clean(root: Path, keep: Build) -> list[Path]:
-    """Removes other builds and the remains of failed ones; the caller must hold the lock.
+    """Removes all builds except one, and the remains of failed compilations.
+
+    The caller must hold the lock of the directory.
+
+    Args:
+        root: the directory that contains the builds.
+        keep: the build that is not removed.
 
     Returns:
-        The removed builds.
+        The directories of the removed builds.
     """
     removed = []
     _remove_abandoned(root)
@@ -298,7 +326,7 @@ def clean(root: Path, keep: Build) -> list[Path]:
 
 
 def _remove_abandoned(root: Path) -> None:
-    # If the file system has no locks, another process may still use a recent directory.
+    # If the file system does not support locks, another process may still use a recent directory.
     for entry in root.glob(f"{_UNFINISHED}*"):
         with contextlib.suppress(OSError):
             if entry.stat().st_mtime < time.time() - _ABANDONED_SECONDS:
@@ -313,7 +341,7 @@ def _writable(root: Path) -> Path:
     if not root.is_dir():
         root.parent.mkdir(parents=True, exist_ok=True)
         root.mkdir(mode=0o755, exist_ok=True)
-        root.chmod(0o755)  # regardless of the umask
+        root.chmod(0o755)  # sets these permissions regardless of the umask
     with tempfile.TemporaryFile(dir=root):
         return root
 
@@ -323,7 +351,7 @@ def _temporary() -> Path:
 
 
 def is_safe(folder: Path) -> bool:
-    """Whether a directory exists, and no other user can have put libraries there."""
+    """Whether a directory exists, is not a link, and can be changed only by this user and root."""
     with contextlib.suppress(OSError):
         return not folder.is_symlink() and folder.is_dir() and writable_by_others(folder) is None
     return False

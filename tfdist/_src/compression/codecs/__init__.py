@@ -1,1 +1,1 @@
-"""The codecs, one per file, and their base classes."""
+"""The codecs for gradients, and their base classes."""

@@ -1,4 +1,4 @@
-"""PowerSGD: a gradient as the product of two thin matrices."""
+"""PowerSGD, a codec that sends two thin matrices instead of a gradient."""
 
 import dataclasses
 import math
@@ -15,17 +15,23 @@ from tfdist._src.compression.transport import Gradient, Shape, count
 
 @dataclasses.dataclass(frozen=True)
 class PowerSGD(HierarchicalCodec):
-    """A low-rank approximation of a gradient, by one step of subspace iteration.
+    """Approximates a gradient by a matrix of low rank, by one step of subspace iteration.
 
-    A gradient is treated as an `m * n` matrix `M`, with its last axis as columns:
-    `P = orthogonal(sum of M Q)`, `Q = sum of M^T P`, and `P Q^T` is the sum. The next step starts
-    with this `Q`, and the approximation error of each host's `M` is added to its next gradient.
-    A value takes `32 * rank * (1 / m + 1 / n)` bits. Gradients that would not shrink stay exact.
+    Each host treats its gradient as an `m * n` matrix `M`. The last axis of the gradient is the
+    axis of the columns. With an `n * rank` matrix `Q`, which the hosts keep from step to step, they
+    compute `P = orthogonal(sum of M Q)` and then `Q = sum of M^T P`. The sums are over all hosts.
+    The result is `P Q^T`, an approximation of the sum of all `M`. Each host adds its approximation
+    error to its gradient in the next step.
 
-    All workers need the same kind of processor, because the products' last bits depend on it.
+    A value takes `32 * rank * (1 / m + 1 / n)` bits. Gradients that would not become smaller are
+    summed exactly.
+
+    All workers need the same kind of processor, because the last bits of a matrix product depend on
+    the processor.
 
     Args:
-        rank: the rank of the approximation, >= 1.
+        rank: the rank of the approximation, which is the number of columns of `P` and `Q`. At least
+            1.
 
     Source: Vogels et al., "PowerSGD: practical low-rank gradient compression for distributed
     optimization", 2019.
@@ -81,7 +87,7 @@ class PowerSGD(HierarchicalCodec):
 
 
 def matrix(shape: Shape) -> tuple[int, int]:
-    """The rows and columns of a gradient as a matrix."""
+    """Returns the numbers of rows and columns if a gradient is treated as a matrix."""
     return math.prod(shape[:-1]), math.prod(shape[-1:])
 
 
@@ -92,7 +98,8 @@ def _with_error(gradient: Gradient) -> tf.Tensor:
 
 
 def _scaled(factor: tf.Tensor) -> tf.Tensor:
-    # Only the directions of a factor's columns matter, but its squares must not overflow float32.
+    # Only the directions of the columns matter. The values are scaled so that their squares cannot
+    # overflow float32.
     return tf.math.divide_no_nan(factor, tf.reduce_max(tf.abs(factor)))
 
 
@@ -101,7 +108,7 @@ def _approximate(gradient: Gradient, left: tf.Tensor, right: tf.Tensor, hosts: A
     total = tf.matmul(left, right, transpose_b=True)
 
     def keep() -> None:
-        # In place: error -= total / hosts.
+        # Computes `error -= total / hosts` in place.
         tf.raw_ops.ResourceApplyGradientDescent(
             var=error.handle,
             alpha=tf.cast(1 / tf.cast(hosts, tf.float64), tf.float32),
@@ -113,6 +120,6 @@ def _approximate(gradient: Gradient, left: tf.Tensor, right: tf.Tensor, hosts: A
         without = error.read_value() - tf.reshape(gradient.value, [-1])
         error.assign(tf.where(tf.math.is_finite(without), without, tf.zeros_like(without)))
 
-    # The condition is the same on all hosts, because `right` is a sum over them.
+    # All hosts take the same branch, because `right` is a sum over the hosts.
     tf.cond(tf.reduce_all(tf.math.is_finite(right)), keep, forget)
     return tf.reshape(total, gradient.shape)

@@ -1,4 +1,4 @@
-"""Codecs that send fewer bits per value; they run in the core."""
+"""Codecs that encode each value in fewer bits. The native core runs these codecs."""
 
 import abc
 import dataclasses
@@ -15,16 +15,20 @@ from tfdist._src.native import api
 
 @dataclasses.dataclass(frozen=True)
 class Quantizer(Codec):
-    """A codec that runs in the core: values take fewer bits, and are encoded while being sent.
+    """A codec that encodes each value in fewer bits.
 
-    The core encodes the gradients of a GPU on this GPU.
+    The native core encodes values while it sends them.
 
-    Each host decodes the values of its shard of the gradients, sums them in float32, encodes the
-    sum and sends it to all hosts. So a value is encoded twice, for any number of hosts, and the
-    results are bitwise equal on all hosts.
+    If gradients are on a GPU, the core encodes them on the same GPU.
+
+    Each host is responsible for one shard of the gradients. It receives the encoded values of this
+    shard from all hosts, decodes them, sums them in float32, encodes the sum, and sends the sum to
+    all hosts. A value is therefore encoded twice, regardless of the number of hosts, and all hosts
+    receive bitwise identical results.
 
     Attributes:
-        error_feedback: whether to add the encoding error to the next step's gradient.
+        error_feedback: whether to keep the encoding error, and add it to the gradient of the next
+            step.
     """
 
     _payload = "sharded"
@@ -38,7 +42,7 @@ class Quantizer(Codec):
     @property
     @abc.abstractmethod
     def _encoding(self) -> api.Encoding:
-        """The encoding of values."""
+        """The encoding with which the core encodes values."""
 
     @property
     def _follows_hosts(self) -> bool:
@@ -56,7 +60,8 @@ class Quantizer(Codec):
         return {"error": (count(shape),)} if self.error_feedback else {}
 
     def _devices(self, exchange: Exchange) -> HostLeaders:
-        # The core also sums over GPUs, unless the codec keeps state for their sum.
+        # The core also sums over the GPUs of a worker, unless the codec keeps state for the
+        # worker's sum.
         return HostLeaders() if self._of_all_gpus(exchange) else exchange.encoded_devices
 
     def _of_all_gpus(self, exchange: Exchange) -> CoreCommunicator | None:
@@ -77,7 +82,8 @@ class Quantizer(Codec):
             )
 
         if self.error_feedback:
-            # The error of a gradient stays with its leader, regardless of the other gradients.
+            # Each gradient has a fixed leader, so that its encoding error is always on the same
+            # worker.
             leaders = exchange.encoded_leaders
             return exchange.encoded_host.sum(gradients, lambda mine: sum_among(leaders, mine))
         return sum_among(self._of_all_gpus(exchange) or exchange.encoded, gradients)
@@ -85,12 +91,13 @@ class Quantizer(Codec):
 
 @dataclasses.dataclass(frozen=True)
 class BF16(Quantizer):
-    """bfloat16: the range of float32, with 8 bits of precision.
+    """Encodes values as bfloat16, which has the range of float32 and 8 bits of precision.
 
-    Values are summed in float32. 16 bits per value; the relative error of a value is at most 2^-8.
+    A value takes 16 bits, and its relative error is at most 2^-8. Values are summed in float32.
 
     Args:
-        error_feedback: whether to add the encoding error to the next step's gradient.
+        error_feedback: whether to keep the encoding error, and add it to the gradient of the next
+            step.
 
     Source: Kalamkar et al., "A study of BFLOAT16 for deep learning training", 2019.
     """
@@ -104,19 +111,22 @@ class BF16(Quantizer):
 
 @dataclasses.dataclass(frozen=True)
 class FP16(Quantizer):
-    """float16 with a power-of-two scale per block: `half(x / s) * s`.
+    """Encodes values as float16, scaled by a power of two for each block.
 
-    A block's largest value is scaled to between 2^14 and 2^15, so that nothing overflows and small
-    gradients keep 11 bits of precision; values are summed in float32.
+    A value `x` is decoded as `half(x / s) * s`. The scale `s` is the power of two for which the
+    largest magnitude in the block becomes a number between 2^14 and 2^15. No value overflows then,
+    and small gradients keep 11 bits of precision. Values are summed in float32.
 
-    16 + 32 / block bits per value; the error of a value is at most 2^-11 of the value, or 2^-39 of
-    the block's largest value.
+    A value takes `16 + 32 / block` bits. Its error is at most 2^-11 of the value, or 2^-39 of the
+    block's largest magnitude if that is more.
 
     Args:
         block: the number of values that share a scale, a multiple of 8 up to 4096.
-        error_feedback: whether to add the encoding error to the next step's gradient.
+        error_feedback: whether to keep the encoding error, and add it to the gradient of the next
+            step.
 
-    Source: Micikevicius et al., "Mixed precision training", 2018 (scaling against underflow).
+    Source: Micikevicius et al., "Mixed precision training", 2018, where scaling also prevents
+    underflow.
     """
 
     block: int = 256
@@ -129,17 +139,19 @@ class FP16(Quantizer):
 
 @dataclasses.dataclass(frozen=True)
 class FP8(Quantizer):
-    """8 bits, 4 of exponent and 3 of mantissa ("e4m3"), with a scale per block.
+    """Encodes values as 8-bit floating-point numbers ("e4m3"), with a scale for each block.
 
-    A block's largest magnitude `m` becomes 448, the format's maximum:
-    `e4m3(x * 448 / m) * m / 448`.
+    An e4m3 number has 4 bits of exponent and 3 bits of mantissa, and its maximum is 448. A value
+    `x` is decoded as `e4m3(x * 448 / m) * m / 448`, where `m` is the largest magnitude in the
+    block.
 
-    8 + 32 / block bits per value; the error of a value is at most 2^-4 of the value, or 2^-18 of
-    the block's largest value.
+    A value takes `8 + 32 / block` bits. Its error is at most 2^-4 of the value, or 2^-18 of the
+    block's largest magnitude if that is more.
 
     Args:
         block: the number of values that share a scale, a multiple of 8 up to 4096.
-        error_feedback: whether to add the encoding error to the next step's gradient.
+        error_feedback: whether to keep the encoding error, and add it to the gradient of the next
+            step.
 
     Source: Micikevicius et al., "FP8 formats for deep learning", 2022.
     """
@@ -154,19 +166,21 @@ class FP8(Quantizer):
 
 @dataclasses.dataclass(frozen=True)
 class Int8(Quantizer):
-    """8-bit integers with a scale per block: `round(x * 127 / m) * m / 127`.
+    """Encodes values as 8-bit integers, with a scale for each block.
 
-    `m` is the block's largest magnitude. 8 + 32 / block bits per value; the error of a value is at
-    most `m / 254`, or with stochastic rounding at most `m / 127` and zero on average.
+    A value `x` is decoded as `round(x * 127 / m) * m / 127`, where `m` is the largest magnitude in
+    the block. A value takes `8 + 32 / block` bits. Its error is at most `m / 254`. With stochastic
+    rounding, its error is at most `m / 127`, and is zero on average.
 
     Args:
-        stochastic: whether to round up or down at random, without bias, instead of to the nearest
-            integer.
+        stochastic: whether to round up or down at random, so that the expected value is exact. By
+            default, values are rounded to the nearest integer.
         block: the number of values that share a scale, a multiple of 8 up to 4096.
-        error_feedback: whether to add the encoding error to the next step's gradient.
+        error_feedback: whether to keep the encoding error, and add it to the gradient of the next
+            step.
 
-    Source: Dettmers, "8-bit approximations for parallelism in deep learning", 2016 (with blocks
-    and stochastic rounding as in Alistarh et al., "QSGD", 2017).
+    Source: Dettmers, "8-bit approximations for parallelism in deep learning", 2016. Blocks and
+    stochastic rounding are from Alistarh et al., "QSGD", 2017.
     """
 
     stochastic: bool = False
@@ -180,16 +194,21 @@ class Int8(Quantizer):
 
 @dataclasses.dataclass(frozen=True)
 class Natural(Quantizer):
-    """Unbiased: `sign(x)` times the power of two below or above `|x|`.
+    """Rounds each value at random to a power of two. The result is unbiased.
 
-    The power above is chosen with the probability that makes the mean exact: `|x| / 2^k - 1` for
-    `2^k <= |x| < 2^(k + 1)`. The variance is at most `x^2 / 8`. 8 + 32 / block bits per value: a
-    sign, and the difference of the exponent from the largest in the block. Values smaller than the
-    largest by a factor of 2^126 become 0.
+    A value `x` with `2^k <= |x| < 2^(k + 1)` is decoded as `sign(x)` times `2^k` or `2^(k + 1)`.
+    The larger power is chosen with probability `|x| / 2^k - 1`, so that the expected value is
+    exact. The variance is at most `x^2 / 8`.
+
+    A value takes `8 + 32 / block` bits: its sign, and the difference between its exponent and the
+    largest exponent in the block. A value becomes 0 if it is smaller than the block's largest
+    magnitude by a factor of about 2^126.
 
     Args:
-        block: the number of values that share a largest exponent, a multiple of 8 up to 4096.
-        error_feedback: whether to add the encoding error to the next step's gradient.
+        block: the number of values that are encoded relative to the same largest exponent, a
+            multiple of 8 up to 4096.
+        error_feedback: whether to keep the encoding error, and add it to the gradient of the next
+            step.
 
     Source: Horváth et al., "Natural compression for distributed deep learning", 2019.
     """
@@ -204,17 +223,20 @@ class Natural(Quantizer):
 
 @dataclasses.dataclass(frozen=True)
 class OneBit(Quantizer):
-    """Replaces values by the mean of a block's negative or of its non-negative values.
+    """Sends only whether a value is negative, and two means for each block.
 
-    1 + 64 / block bits per value. The encoding error is added to the next step's gradient; the
-    paper found this to be essential.
+    A negative value is decoded as the mean of the block's negative values, and any other value as
+    the mean of the block's other values. A value takes `1 + 64 / block` bits. The encoding error is
+    added to the gradient of the next step. According to the paper, this is essential.
 
     Args:
         block: the number of values that share the two means, a multiple of 8 up to 4096.
-        error_feedback: whether to add the encoding error to the next step's gradient.
+        error_feedback: whether to keep the encoding error, and add it to the gradient of the next
+            step.
 
     Source: Seide et al., "1-bit stochastic gradient descent and its application to data-parallel
-    distributed training of speech DNNs", 2014 (with two means per matrix column).
+    distributed training of speech DNNs", 2014. The paper uses two means for each column of a
+    matrix.
     """
 
     block: int = 512
@@ -227,18 +249,23 @@ class OneBit(Quantizer):
 
 @dataclasses.dataclass(frozen=True)
 class QSGD(Quantizer):
-    """Unbiased: `norm * sign(x) * k / s`, where `k` is the integer below or above `s * |x| / norm`.
+    """Rounds each value at random to a multiple of a fraction of the block's norm.
 
-    The integer above is chosen with the probability that makes the mean exact. There are
-    `s = 2^(bits - 1) - 1` levels and one norm per block. bits + 32 / block bits per value; the
-    squared error of a block is at most `min(n / s^2, sqrt(n) / s)` times its squared norm, where
-    `n` is the number of values in a block. (The paper then applies Elias coding to the levels; here
-    they have a fixed length and can be decoded in parallel.)
+    A value `x` is decoded as `norm * sign(x) * k / s`. `norm` is the Euclidean norm of the block,
+    `s = 2^(bits - 1) - 1` is the number of levels, and `k` is the integer below or above
+    `s * |x| / norm`. `k` is chosen at random, with the probabilities for which the expected value
+    is exact.
+
+    A value takes `bits + 32 / block` bits. The squared error of a block is at most
+    `min(n / s^2, sqrt(n) / s)` times its squared norm, where `n` is the number of values in the
+    block. In the paper, the levels are then compressed by Elias coding. Here, they have a fixed
+    length, so that they can be decoded in parallel.
 
     Args:
-        bits: the bits per value, 2, 4 or 8.
+        bits: the number of bits per value: 2, 4 or 8.
         block: the number of values that share a norm, a multiple of 8 up to 4096.
-        error_feedback: whether to add the encoding error to the next step's gradient.
+        error_feedback: whether to keep the encoding error, and add it to the gradient of the next
+            step.
 
     Source: Alistarh et al., "QSGD: Communication-efficient SGD via gradient quantization and
     encoding", 2017.
@@ -257,16 +284,19 @@ class QSGD(Quantizer):
 
 @dataclasses.dataclass(frozen=True)
 class SignSGD(Quantizer):
-    """The majority of the hosts' signs: 1, -1, or 0 for a tie.
+    """Sends only signs. The result for a value is the sign that most hosts have sent.
 
-    The result is not a gradient but a direction of magnitude 1, regardless of the gradient's
-    magnitude. Every weight therefore changes by the learning rate, as with Adam; start with a rate
-    a hundred times smaller than for SGD. A host does not vote on a block that is all zeros.
+    The result is 1, -1, or 0 for a tie. It does not depend on the magnitude of the gradient, so
+    every weight changes by the learning rate in each step, as with Adam. Start with a learning rate
+    that is a hundred times smaller than for SGD. If all values of a block are zero on a host, this
+    host does not vote on the block.
 
-    1 + 32 / block bits per value to the host that counts the votes, and 2 + 32 / block bits back.
+    A value takes `1 + 32 / block` bits on the way to the host that counts the votes. The result
+    takes `2 + 32 / block` bits on the way back.
 
     Args:
-        block: the number of values that share an all-zeros flag, a multiple of 8 up to 4096.
+        block: the number of values that share one flag for "all values are zero", a multiple of 8
+            up to 4096.
 
     Source: Bernstein et al., "signSGD with majority vote is communication efficient and fault
     tolerant", 2019.
@@ -281,16 +311,18 @@ class SignSGD(Quantizer):
 
 @dataclasses.dataclass(frozen=True)
 class EFSignSGD(Quantizer):
-    """`sign(p) * mean(|p|)` per block, where `p` is the gradient plus the earlier encoding error.
+    """Sends the signs of values, and one magnitude for each block. Uses error feedback.
 
-    1 + 32 / block bits per value. Zero counts as positive.
+    A block is decoded as `sign(p) * mean(|p|)`, where `p` is the gradient plus the encoding error
+    of the previous step. Zero counts as positive. A value takes `1 + 32 / block` bits.
 
     Args:
         block: the number of values that share a magnitude, a multiple of 8 up to 4096.
-        error_feedback: whether to add the encoding error to the next step's gradient.
+        error_feedback: whether to keep the encoding error, and add it to the gradient of the next
+            step.
 
     Source: Karimireddy et al., "Error feedback fixes SignSGD and other gradient compression
-    schemes", 2019 (with one magnitude per layer).
+    schemes", 2019. The paper uses one magnitude for each layer.
     """
 
     block: int = 512
@@ -303,16 +335,18 @@ class EFSignSGD(Quantizer):
 
 @dataclasses.dataclass(frozen=True)
 class Signum(Quantizer):
-    """The majority sign of each value's momentum; the magnitude is lost.
+    """Sends only the signs of the momentum. The result is the sign that most hosts have sent.
 
-    `u = momentum * u + (1 - momentum) * g`, and the result is `sign(sum of sign(u))`: 1, -1, or 0
-    for a tie. Every weight changes by the learning rate, so start with a rate a hundred times
-    smaller than for SGD, and use an optimizer without momentum.
+    For each value `g` of the gradient, the momentum is `u = momentum * u + (1 - momentum) * g`. The
+    result is `sign(sum of sign(u))`, which is 1, -1, or 0 for a tie. Every weight changes by the
+    learning rate in each step. Start with a learning rate that is a hundred times smaller than for
+    SGD, and use an optimizer without momentum.
 
-    About 1 bit per value to the host that counts the signs, and 2 bits back.
+    A value takes about 1 bit on the way to the host that counts the signs. The result takes about 2
+    bits on the way back.
 
     Args:
-        momentum: the momentum, in [0, 1).
+        momentum: the factor by which the momentum decreases in each step, in [0, 1).
         block: the number of values that are encoded together, a multiple of 8 up to 4096.
 
     Source: Bernstein et al., "signSGD with majority vote is communication efficient and fault
@@ -345,25 +379,29 @@ class Signum(Quantizer):
     def _average(self, gradient: Gradient) -> tf.Tensor:
         average = gradient.kept["average"]
         new = self.momentum * average + (1 - self.momentum) * tf.reshape(gradient.value, [-1])
-        # Non-finite values propagate to the sum, but are not kept.
+        # Non-finite values become part of the sum, but must not remain in the momentum.
         average.assign(tf.where(tf.math.is_finite(new), new, tf.zeros_like(new)))
         return tf.reshape(new, gradient.shape)
 
 
 @dataclasses.dataclass(frozen=True)
 class TernGrad(Quantizer):
-    """Unbiased except for clipping: `m * sign(x) * b`, where `b` is 1 with probability `|x| / m`.
+    """Rounds each value at random to -1, 0 or 1 times the block's largest magnitude.
 
-    `m` is the largest magnitude of a block, after values are clipped to `clip` standard deviations.
-    2 + 32 / block bits per value.
+    Values are first clipped to `clip` standard deviations. A value `x` is then decoded as
+    `m * sign(x) * b`, where `m` is the largest magnitude in the block, and `b` is 1 with
+    probability `|x| / m`, and 0 otherwise. The result is unbiased, apart from the clipping. A value
+    takes `2 + 32 / block` bits.
 
     Args:
-        clip: the clipping bound in standard deviations, computed about zero; 0 for no clipping.
+        clip: the largest magnitude that is not clipped, in standard deviations of the block. The
+            standard deviation is computed about zero instead of the mean. 0 disables clipping.
         block: the number of values that share a scale, a multiple of 8 up to 4096.
-        error_feedback: whether to add the encoding error to the next step's gradient.
+        error_feedback: whether to keep the encoding error, and add it to the gradient of the next
+            step.
 
     Source: Wen et al., "TernGrad: Ternary gradients to reduce communication in distributed deep
-    learning", 2017 (with one scale per layer).
+    learning", 2017. The paper uses one scale for each layer.
     """
 
     clip: float = 2.5

@@ -1,4 +1,4 @@
-"""Codecs that send a few values of a gradient with their indices."""
+"""Codecs that send only some of a gradient's values."""
 
 import abc
 import dataclasses
@@ -19,13 +19,15 @@ _ROW_BITS = 64
 
 @dataclasses.dataclass(frozen=True)
 class Sparsifier(HierarchicalCodec):
-    """A codec that selects values on each host independently, and sends them with their indices.
+    """A codec that sends some of each host's values, together with their indices.
 
-    All hosts sum the values in the same order. Non-finite values count as the largest and are sent
+    Each host selects values of its own gradients. All hosts receive all selected values and sum
+    them in the same order. A non-finite value counts as larger than any other value, and is sent
     unchanged.
 
     Attributes:
-        error_feedback: whether to add the values that are not sent to the next step's gradient.
+        error_feedback: whether to keep the values that are not sent, and add them to the gradient
+            of the next step.
     """
 
     _payload = "gathered"
@@ -34,7 +36,14 @@ class Sparsifier(HierarchicalCodec):
 
     @abc.abstractmethod
     def _density(self, step: Any) -> Any:
-        """The fraction of a gradient's values that is sent in a step; None if it varies."""
+        """Returns the fraction of a gradient's values that is sent in a step.
+
+        Returns None if the fraction depends on the values.
+
+        Args:
+            step: the number of compressed steps before this one; None for the fraction in later
+                steps, which no longer changes.
+        """
 
     def bits_per_value(self, shape: Shape) -> float:
         density = self._density(None)
@@ -78,20 +87,23 @@ class Sparsifier(HierarchicalCodec):
     def _select(
         self, gradients: Sequence[Gradient], step: tf.Tensor, hosts: Any, communicator: str = ""
     ) -> tf.Tensor:
-        """Selects the values to send, and stores the others in the error variables.
+        """Selects the values to send, and keeps all other values in the error variables.
 
         Args:
-            gradients: the gradients of this host.
-            step: the number of compressed steps so far.
+            gradients: the gradients, summed over this host.
+            step: the number of compressed steps before this one.
             hosts: the number of hosts.
-            communicator: the name of the hosts' communicator; for gradients on a GPU.
+            communicator: the name of the communicator that connects the hosts. Needed only if the
+                gradients are on a GPU.
 
         Returns:
-            A float32 tensor with a row for each selected value: first its index, counted over all
-            gradients, as the bits of an int32; then the value.
+            A float32 tensor with two columns and one row for each selected value. The first column
+            contains the index of the value, counted over all gradients. It is an int32 with its
+            bits reinterpreted as float32. The second column contains the value itself.
         """
         scales = [self._scale(g, hosts) for g in gradients]
-        with tf.device("CPU:0"):  # So that the number of rows is known without waiting for a GPU.
+        # On the CPU, the number of rows is known without waiting for a GPU.
+        with tf.device("CPU:0"):
             density = self._density(step)
             counts = [0 if density is None else _chosen(density, count(g.shape)) for g in gradients]
             counts, scales = tf.cast(tf.stack(counts), tf.int64), tf.stack(scales)
@@ -105,24 +117,24 @@ class Sparsifier(HierarchicalCodec):
         )
 
     def _scale(self, gradient: Gradient, hosts: Any) -> Any:
-        """The factor by which a gradient is multiplied before values are selected."""
+        """Returns the factor by which a gradient is multiplied before values are selected."""
         return 1.0
 
     def _selection(self, gradients: Sequence[Gradient]) -> dict[str, Any]:
-        """Further arguments of `TfdistSelect`."""
+        """Returns those arguments of the operation `TfdistSelect` that depend on the codec."""
         return {"momenta": []}
 
 
 def scatter(rows: tf.Tensor, shapes: Sequence[Shape], communicator: str = "") -> list[tf.Tensor]:
-    """Sums rows into gradients.
+    """Converts the selected values of all hosts to the sums of gradients.
 
     Args:
-        rows: the rows of all hosts, as from `Sparsifier._select`.
+        rows: the concatenated results of `Sparsifier._select` on all hosts.
         shapes: the shapes of the gradients.
         communicator: as for `Sparsifier._select`.
 
     Returns:
-        A gradient for each shape; zero where no row has a value.
+        A tensor for each shape. It contains zeros where no host has selected a value.
     """
     return list(
         native.load_ops().tfdist_scatter(
@@ -135,7 +147,7 @@ def scatter(rows: tf.Tensor, shapes: Sequence[Shape], communicator: str = "") ->
 
 
 def _chosen(density: Any, values: int) -> Any:
-    """The number of values to send, at least one."""
+    """Returns the number of values to send: at least one, unless the gradient is empty."""
     if isinstance(density, float):
         return max(1, round(density * values)) if values else 0
     wanted = tf.cast(tf.round(tf.cast(density, tf.float64) * values), tf.int64)
@@ -144,14 +156,16 @@ def _chosen(density: Any, values: int) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class TopK(Sparsifier):
-    """The values of largest magnitude of each gradient, and their indices.
+    """Sends the values with the largest magnitudes of each gradient, and their indices.
 
-    Exactly `ratio * n` of `n` values, at least one, 64 bits each. The other values are added to the
-    next step's gradient; training does not converge without this.
+    Of a gradient's `n` values, each host sends `ratio * n`, but at least one. Each of them takes 64
+    bits. The other values are added to the gradient of the next step. Without this error feedback,
+    training does not converge.
 
     Args:
-        ratio: the fraction of the values that is sent, in (0, 1].
-        error_feedback: whether to add the values that are not sent to the next step's gradient.
+        ratio: the fraction of the values to send, in (0, 1].
+        error_feedback: whether to keep the values that are not sent, and add them to the gradient
+            of the next step.
 
     Source: Aji and Heafield, "Sparse communication for distributed gradient descent", 2017;
     Stich et al., "Sparsified SGD with memory", 2018.
@@ -170,17 +184,19 @@ class TopK(Sparsifier):
 
 @dataclasses.dataclass(frozen=True)
 class Threshold(Sparsifier):
-    """All values with at least a given magnitude, and their indices.
+    """Sends the values with at least a given magnitude, and their indices.
 
-    64 bits each; their number varies from step to step. The other values are added to the next
-    step's gradient, so that every value is sent eventually.
+    Each value that is sent takes 64 bits. The number of these values varies from step to step. The
+    other values are added to the gradient of the next step, so that every value is sent eventually.
 
     Args:
-        threshold: a positive magnitude. A suitable value depends on the size of the gradients.
-        error_feedback: whether to add the values that are not sent to the next step's gradient.
+        threshold: the smallest magnitude that is sent, a positive number. A suitable threshold
+            depends on the magnitudes of the gradients.
+        error_feedback: whether to keep the values that are not sent, and add them to the gradient
+            of the next step.
 
-    Source: Strom, "Scalable distributed DNN training using commodity GPU cloud computing", 2015
-    (which sends the threshold instead of the value).
+    Source: Strom, "Scalable distributed DNN training using commodity GPU cloud computing", 2015.
+    The paper sends the threshold, with a sign, instead of the value.
     """
 
     _has_fixed_size = False
@@ -202,18 +218,20 @@ class Threshold(Sparsifier):
 
 @dataclasses.dataclass(frozen=True)
 class RandomK(HierarchicalCodec):
-    """Values at random positions, the same on all workers, so that no indices need to be sent.
+    """Sends values at random positions, which are the same on all workers.
 
-    Sends one value, 32 bits, of each of `ratio * n` equal parts of a gradient. The other values are
-    added to the next step's gradient; without error feedback, a value is multiplied by the size of
-    its part, so that the sum is unbiased.
+    A gradient with `n` values is divided into `ratio * n` equal parts, and one value of each part
+    is sent. The value takes 32 bits. Indices need not be sent, because all workers draw the same
+    positions. The other values are added to the gradient of the next step. Without error feedback,
+    each value is instead multiplied by the size of its part, so that the sum is unbiased.
 
     Args:
-        ratio: the fraction of the values that is sent, in (0, 1].
-        error_feedback: whether to add the values that are not sent to the next step's gradient.
+        ratio: the fraction of the values to send, in (0, 1].
+        error_feedback: whether to keep the values that are not sent, and add them to the gradient
+            of the next step.
 
-    Source: Stich et al., "Sparsified SGD with memory", 2018 (with arbitrary values instead of one
-    per part; all are equally likely to be sent).
+    Source: Stich et al., "Sparsified SGD with memory", 2018. The paper draws values from the whole
+    gradient, instead of one from each part.
     """
 
     _payload = "summed"
@@ -249,21 +267,21 @@ class RandomK(HierarchicalCodec):
         return totals
 
     def _places(self, values: int, step: tf.Tensor, number: int) -> tuple[tf.Tensor, tf.Tensor]:
-        """Selects the values of a gradient that are sent in a step.
+        """Draws the positions of the values to send in a step.
 
         Args:
-            values: the number of values.
-            step: the step, an int64 scalar.
-            number: the gradient's number.
+            values: the number of values in the gradient.
+            step: an int64 scalar, the number of compressed steps before this one.
+            number: the index of the gradient among the optimizer's gradients.
 
         Returns:
-            The indices of the values in ascending order, int64, and the sizes of their parts,
-            int64.
+            The indices of the values in ascending order, and for each index the size of the part to
+            which it belongs. Both are int64 vectors.
         """
         parts = self._chosen(values)
         bounds = tf.range(parts + 1, dtype=tf.int64) * values // max(1, parts)
         sizes = bounds[1:] - bounds[:-1]
-        # Philox draws the same numbers on every kind of device.
+        # The algorithm Philox draws the same numbers on every kind of device.
         bits = tf.random.stateless_uniform(
             [parts], [step, tf.constant(number, tf.int64)], None, None, tf.uint32, alg="philox"
         )
@@ -282,7 +300,8 @@ class RandomK(HierarchicalCodec):
             tf.raw_ops.ResourceScatterUpdate(resource=error.handle, indices=places, updates=zeros)
             return taken
 
-        # Non-finite values propagate to the sum, selected or not, but are not kept.
+        # If any value is not finite, the host sends only NaN, so that the sum shows it, and does
+        # not change the error variable.
         finite = tf.reduce_all(tf.math.is_finite(values))
         return tf.cond(finite, take, lambda: tf.fill(tf.shape(places), float("nan")))
 
@@ -290,25 +309,30 @@ class RandomK(HierarchicalCodec):
         return max(1, round(self.ratio * values)) if values else 0
 
 
-_RAMP = 4  # stages, each sending a quarter of the previous one
+_RAMP = 4  # the number of stages; each stage sends a quarter of the values of the previous stage
 
 
 @dataclasses.dataclass(frozen=True)
 class DGC(Sparsifier):
-    """The largest values of each host's accumulated momentum, and their indices.
+    """Sends the largest values of each host's accumulated momentum, and their indices.
 
-    `u = momentum * u + g; v = v + u`; the largest values of `v` are sent, 64 bits each, and `u` and
-    `v` are zeroed there (momentum correction and factor masking). Since the codec applies momentum,
-    use `keras.optimizers.SGD` without it. Exact gradients, including the gradients of warm-up
-    steps, then have no momentum.
+    For a gradient `g`, each host computes the momentum `u = momentum * u + g`, and accumulates it
+    in `v = v + u`. The host sends the values of `v` with the largest magnitudes, and each of them
+    takes 64 bits. At the positions of these values, `u` and `v` are then set to zero. The paper
+    calls this momentum correction and momentum factor masking.
+
+    Because the codec itself applies momentum, use `keras.optimizers.SGD` without momentum.
+    Gradients that are not compressed, for example during the warm-up, are then applied without
+    momentum.
 
     Args:
-        ratio: the fraction of the values that is sent after the ramp, in (0, 1].
-        momentum: the momentum, in [0, 1).
-        clip_norm: clips the norm of each gradient to `clip_norm / sqrt(hosts)` before it is
-            accumulated; None for no clipping.
-        ramp_steps: the number of steps after the warm-up over which the fraction decreases: 1/4,
-            1/16, 1/64, 1/256.
+        ratio: the fraction of the values to send after the first `ramp_steps` steps, in (0, 1].
+        momentum: the factor by which the momentum decreases in each step, in [0, 1).
+        clip_norm: if given, each host scales a gradient so that its norm is at most
+            `clip_norm / sqrt(hosts)`, where `hosts` is the number of hosts, before it accumulates
+            the gradient.
+        ramp_steps: the number of steps after the warm-up in which a larger fraction of the values
+            is sent. The fraction decreases in four equal stages: 1/4, 1/16, 1/64, 1/256.
 
     Source: Lin et al., "Deep gradient compression: reducing the communication bandwidth for
     distributed training", 2018.
@@ -353,7 +377,8 @@ class DGC(Sparsifier):
         norm = tf.norm(gradient.value)
         limit = tf.cast(self.clip_norm / tf.cast(hosts, tf.float64) ** 0.5, tf.float32)
         scale = limit / tf.maximum(norm, limit)
-        # NaN values are sent anyway; they must not affect the others.
+        # A gradient with NaN is not scaled. NaN values are sent in any case, but must not turn the
+        # other values into NaN.
         return tf.where(tf.math.is_nan(norm), 1.0, scale)
 
     def _selection(self, gradients: Sequence[Gradient]) -> dict[str, Any]:
