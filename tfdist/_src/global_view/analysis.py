@@ -25,17 +25,17 @@ from tfdist._src.internals.graphs import called_graph, is_call
 
 
 class Analysis:
-    """The layouts of a graph.
+    """The layouts of all tensors of a graph, and the decisions on how to partition its operations.
 
     Args:
         graph: a `FuncGraph`.
-        inputs: facts about its inputs, in order.
+        inputs: facts about the graph's inputs, in order.
         batch: the symbol for the number of rows of the batch.
 
     Attributes:
         operations: the operations to run, in topological order.
         decisions: how to partition each of these operations.
-        values: facts about each tensor, by its id.
+        values: facts about each tensor, by the tensor's `id()`.
         results: the tensors to compute; by default, the graph's outputs.
         outputs: facts about the results.
     """
@@ -54,7 +54,10 @@ class Analysis:
         self.outputs = [self.values[id(t)] for t in self.results]
 
     def up_to(self, tensors: Sequence[Any]) -> Analysis:
-        """Returns the analysis of the part that computes some tensors, without side effects."""
+        """Restricts the analysis to the operations that some tensors depend on.
+
+        Other operations are left out, even if they have side effects.
+        """
         part = copy.copy(self)
         needed = ancestors(tensors)
         part.operations = [op for op in self.operations if op in needed]
@@ -105,7 +108,7 @@ class Analysis:
             self.values[id(tensor)] = Value(layout, dims, content)
 
     def _with_rows(self, dims: tuple[Dim, ...], layout: Layout) -> tuple[Dim, ...]:
-        """Returns `dims` with the size of the rows' axis taken from the layout."""
+        """Returns `dims`, with the size along the axis of the rows computed from the layout."""
         size = layout.outer * Dim(1, (self.batch,)) * layout.inner
         return (*dims[: layout.axis], size, *dims[layout.axis + 1 :])
 
@@ -114,7 +117,7 @@ class Analysis:
         return self.values[id(tensor)]
 
     def part(self, op: Any, function: str, inputs: Sequence[Value]) -> Analysis:
-        """Returns the analysis of a function that an operation calls."""
+        """Analyzes a function that an operation calls."""
         return Analysis(_called(op, function), inputs, self.batch)
 
 
@@ -122,7 +125,11 @@ _CALLED = "_tfdist_called"
 
 
 def _called(op: Any, function: str) -> Any:
-    """Returns the graph of a function that an operation calls, always the same object."""
+    """Returns the graph of a function that an operation calls.
+
+    Repeated calls return the same object, so that several analyses of the function refer to the
+    same tensors.
+    """
     known = getattr(op.graph, _CALLED, None)
     if known is None:
         known = {}
@@ -152,7 +159,7 @@ def ancestors(tensors: Sequence[Any]) -> set[Any]:
 
 
 def needed_operations(graph: Any) -> list[Any]:
-    """Returns the operations that a graph's outputs and side effects need, in order."""
+    """Returns the operations that a graph's outputs and side effects need, sorted topologically."""
     given = {t.op for t in graph.inputs}
     wanted = [t.op for t in graph.outputs] + list(graph.control_outputs)
     found: set[Any] = set()
@@ -170,8 +177,8 @@ def needed_operations(graph: Any) -> list[Any]:
 def _sorted(operations: list[Any]) -> list[Any]:
     """Sorts operations topologically, and otherwise keeps their order.
 
-    Operations may be created in another order: the gradient of a loop adds inputs to the existing
-    loop.
+    The order of creation is not always topological: the gradient of a loop adds inputs to the loop
+    after the loop has been created.
     """
     numbers = {op: i for i, op in enumerate(operations)}
     missing: list[int] = []
@@ -195,7 +202,7 @@ def _sorted(operations: list[Any]) -> list[Any]:
 
 
 def decide(call: Call) -> Decision:
-    """Applies the rule of an operation, or gathers its operands if no rule applies."""
+    """Applies the rule for the type of an operation, or gathers the operands if no rule applies."""
     rule = RULES.get(call.type)
     if rule is None and is_call(call.op):
         rule = RULES["PartitionedCall"]
@@ -216,13 +223,13 @@ def decide(call: Call) -> Decision:
 
 
 def _is_inlined(call: Call) -> bool:
-    """Whether the operations of the called function replace the call one by one."""
+    """Whether the partitioned graph contains a function's operations instead of a call of it."""
     calls = call.type in ("PartitionedCall", "StatefulPartitionedCall")
     return calls and not call.op.node_def.attr["_XlaMustCompile"].b
 
 
 def _once(call: Call) -> Decision:
-    """Returns the decision to run an operation on one worker per process, for all its workers."""
+    """Returns the decision to run an operation once per process, for all workers of the process."""
     decision = call.whole("state that devices share")
     decision.outputs = [SHARED if t.dtype == tf.resource else WHOLE for t in call.op.outputs]
     decision.emit = by_one_worker
@@ -230,5 +237,5 @@ def _once(call: Call) -> Decision:
 
 
 def by_one_worker(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Adds the operation for one worker of a process; its other workers reuse the results."""
+    """Adds the operation on the first worker of a process; the other workers reuse the results."""
     return emitter.once(call.op, inputs)

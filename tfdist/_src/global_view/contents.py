@@ -9,13 +9,13 @@ import tensorflow as tf
 
 from tfdist._src.global_view.layout import ONE, Dim, product
 
-_MAX_ELEMENTS = 64  # The number of elements up to which a tensor is evaluated.
+_MAX_ELEMENTS = 64  # Larger tensors are not evaluated.
 _RULES: dict[str, Callable[..., Any]] = {}
 
 
 @dataclasses.dataclass(frozen=True)
 class Axes:
-    """Axes along which to sum a gradient because its operand was broadcast along them.
+    """Axes along which a gradient is summed because the forward operand was broadcast along them.
 
     Attributes:
         certain: axes that were certainly broadcast.
@@ -27,11 +27,11 @@ class Axes:
 
 
 def contents_of(op: Any, values: Sequence[Any]) -> list[Any] | None:
-    """Returns the contents of an operation's results; None if they are unknown.
+    """Returns the content of each result of an operation; None if the contents are unknown.
 
     Args:
         op: the operation.
-        values: facts about its operands, with `dims` and `content`.
+        values: facts about the operands, as `Value`s.
     """
     rule = _RULES.get(op.type)
     if rule is None or not all(t.dtype.is_integer or t.dtype.is_bool for t in op.outputs):
@@ -39,7 +39,7 @@ def contents_of(op: Any, values: Sequence[Any]) -> list[Any] | None:
     try:
         results = rule(op, values)
     except (TypeError, ValueError, IndexError, KeyError, AttributeError):
-        return None  # An operand is unknown, or of an unsupported form.
+        return None  # An operand is unknown, or has an unsupported form.
     if results is None:
         return None
     results = results if isinstance(results, list) else [results]
@@ -49,7 +49,7 @@ def contents_of(op: Any, values: Sequence[Any]) -> list[Any] | None:
 
 
 def array(values: Any) -> np.ndarray:
-    """Makes an array of dimensions from integers, `Dim`s and None."""
+    """Converts nested lists of integers, `Dim`s and Nones to an array of `Dim`s and Nones."""
     flat = np.empty(np.shape(values), dtype=object)
     given = np.array(values, dtype=object)
     for index in np.ndindex(flat.shape):
@@ -237,7 +237,7 @@ def _broadcast_args(op: Any, values: Any) -> Any:
 
 
 def broadcast(first: Sequence[Dim | None], second: Sequence[Dim | None]) -> list[Dim | None]:
-    """Returns the dimensions of a broadcast result."""
+    """Returns the dimensions of the result of broadcasting two shapes."""
     rank = max(len(first), len(second))
     one: list[Any] = [ONE] * (rank - len(first)) + list(first)
     other: list[Any] = [ONE] * (rank - len(second)) + list(second)
@@ -253,7 +253,7 @@ def _wider(a: Dim | None, b: Dim | None) -> Dim | None:
         return None
     if a.is_same(b):
         return b if a.value is not None and not a.symbols else a
-    # A known number other than one is the result, regardless of the other size.
+    # If one size is a known number other than one, it is the size of the result.
     numbers = [d for d in (a, b) if d.value is not None]
     return numbers[0] if len(numbers) == 1 else None
 
@@ -270,13 +270,13 @@ def _broadcast_gradient(op: Any, values: Any) -> Any:
         certain, possible = set(range(rank - len(given))), set(range(rank - len(given)))
         for axis, (a, b) in enumerate(zip(own, other, strict=True)):
             if a == ONE and (b != ONE or len(first) != len(second)):
-                # If the other size is one at run time, a sum along the axis changes nothing.
+                # If the other size is one at run time, summing along this axis has no effect.
                 certain.add(axis)
                 possible.add(axis)
             elif a == ONE:
                 possible.add(axis)
             elif b == ONE:
-                pass  # If this size is one at run time, a sum along the axis changes nothing.
+                pass  # If this size is one at run time, summing along this axis has no effect.
             elif a is None or (a.value is None and not (b is not None and a.is_same(b))):
                 possible.add(axis)
         results.append(Axes(frozenset(certain), frozenset(possible)))

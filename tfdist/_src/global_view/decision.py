@@ -1,4 +1,4 @@
-"""The arguments and results of rules: facts about tensors, and how to partition operations."""
+"""The data types of rules: facts about tensors, and decisions on how to partition operations."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -16,11 +16,13 @@ class Value:
     """Static facts about a tensor.
 
     Attributes:
-        layout: how the workers hold it, or its elements if it is a variable or a list.
-        dims: the dimensions for the whole batch; None if the rank is unknown.
-        content: for a small integer tensor, an array with a `Dim` for each element, or None for an
-            unknown element; for a list of axes, `Axes`; for a list of tensors, the facts that hold
-            for all its elements, as a `Value`; else None.
+        layout: how the workers hold the tensor. For a variable or a list of tensors, this is the
+            layout of the variable's value or of the list's elements.
+        dims: the dimensions of the tensor for the whole batch; None if the rank is unknown.
+        content: the elements of the tensor, if they are known. For a small integer tensor, this is
+            an array of `Dim`s, with None for each unknown element. For a tensor of axes along which
+            a gradient is summed, it is an `Axes`. For a list of tensors, it is a `Value` with the
+            facts that are true for all elements. For all other tensors, it is None.
     """
 
     layout: Layout
@@ -33,15 +35,19 @@ class Decision:
     """A choice of how to partition an operation.
 
     Attributes:
-        inputs: the required layout of each operand; None keeps the operand's layout.
+        inputs: the layout that the operation requires of each operand; None accepts the layout
+            that the operand has.
         outputs: the layout of each result.
-        dims: the dimensions of each result, if more is known than the static shapes.
-        local_shapes: for each operand that is a shape for the whole batch, the index of the size
-            that depends on the rows. This size is converted to the worker's rows.
-        emit: a function that adds the operation; None if a plain copy is enough.
+        dims: the dimensions of each result, if the rule knows more than the static shapes.
+        local_shapes: maps the index of an operand to the index of one of the operand's elements.
+            The operand is a shape for the whole batch (or the bounds of a slice), and this element
+            depends on the number of rows. In the partitioned operation, the element is converted to
+            the worker's number of rows.
+        emit: a function that adds the operation to the partitioned graph; None if a copy of the
+            operation is sufficient.
         parts: the analyses of the functions that the operation calls.
         values: all facts about the results; None to derive them from `outputs` and `dims`.
-        reason: the reason for gathering operands, for `explain`.
+        reason: why operands are gathered, as shown by `explain`.
     """
 
     inputs: Sequence[Layout | None]
@@ -55,14 +61,14 @@ class Decision:
 
 
 class Call:
-    """An operation with the facts about its operands; the argument of a rule.
+    """An operation and the facts about its operands, as the argument of a rule.
 
     Attributes:
         op: the operation.
-        values: facts about its operands.
-        analysis: the analysis of its graph.
+        values: facts about the operands.
+        analysis: the analysis of the operation's graph.
         type: the type of the operation.
-        layouts: the layouts of its operands.
+        layouts: the layouts of the operands.
         batch: the symbol for the number of rows of the batch.
     """
 
@@ -86,11 +92,11 @@ class Call:
         return None if dims is None else len(dims)
 
     def content(self, i: int) -> Any:
-        """Returns the known elements of an operand."""
+        """Returns the `content` of an operand, as defined by `Value`."""
         return self.values[i].content
 
     def ints(self, i: int) -> list[int] | None:
-        """Returns the elements of an operand as integers; None unless all are known."""
+        """Returns the elements of an operand as integers; None if any element is unknown."""
         return as_ints(self.values[i].content)
 
     def out_rank(self, i: int = 0) -> int | None:
@@ -99,11 +105,11 @@ class Call:
         return rank
 
     def has(self, kind: str) -> bool:
-        """Whether any operand has a layout of a kind."""
+        """Whether any operand has a layout of the given kind."""
         return any(layout.kind == kind for layout in self.layouts)
 
     def whole(self, reason: str = "") -> Decision:
-        """Returns the decision to compute with whole operands."""
+        """Returns the decision to make all operands whole and compute on the whole batch."""
         return Decision(
             [None if v.layout.kind in ("whole", "unset", "shared") else WHOLE for v in self.values],
             [WHOLE] * len(self.op.outputs),
@@ -111,12 +117,17 @@ class Call:
         )
 
     def all(self, output: Layout, **more: Any) -> Decision:
-        """Returns the decision to compute with the operands in their present layouts."""
+        """Returns the decision to compute with the operands in their present layouts.
+
+        Args:
+            output: the layout of every result.
+            **more: other attributes of the `Decision`.
+        """
         return Decision([None] * len(self.values), [output] * len(self.op.outputs), **more)
 
 
 def as_ints(content: Any) -> list[int] | None:
-    """Returns contents as integers; None unless all are known."""
+    """Converts the content of a tensor to integers; returns None if any element is unknown."""
     if not isinstance(content, np.ndarray):
         return None
     values = [None if d is None else d.value for d in content.ravel()]
@@ -124,7 +135,7 @@ def as_ints(content: Any) -> list[int] | None:
 
 
 def dims_of(tensor: Any, known: Any = None) -> tuple[Dim, ...] | None:
-    """Returns a tensor's dimensions from its static shape, with new symbols for unknown ones."""
+    """Returns a tensor's dimensions: its static shape, with a new symbol for each unknown size."""
     if tensor.dtype in (tf.resource, tf.variant) or tensor.shape.rank is None:
         return None
     return tuple(
@@ -134,7 +145,7 @@ def dims_of(tensor: Any, known: Any = None) -> tuple[Dim, ...] | None:
 
 
 def merged(tensor: Any, known: Sequence[Dim | None]) -> tuple[Dim, ...]:
-    """Completes the dimensions that a rule knows with static sizes, then with new symbols."""
+    """Fills in the dimensions that a rule does not know, with static sizes or new symbols."""
     shape = tensor.shape
     sizes = [None] * len(known) if shape.rank is None else list(shape)
     if len(sizes) != len(known):
@@ -146,13 +157,13 @@ def merged(tensor: Any, known: Sequence[Dim | None]) -> tuple[Dim, ...]:
 
 
 def joined_values(first: Value, second: Value, tensor: Any = None) -> Value:
-    """Returns the facts that hold for a tensor with either of two values.
+    """Returns the facts about a tensor that gets one of two values, as after a conditional.
 
     Args:
-        first: the facts about one value.
-        second: the facts about the other.
-        tensor: the tensor; a size that differs between the two values is replaced by a new symbol
-            for this tensor's axis.
+        first: the facts about the first value.
+        second: the facts about the second value.
+        tensor: the tensor. If the sizes of the two values differ along an axis, the result has a
+            new symbol for this axis of the tensor.
     """
     if first.layout.kind == "unset" and second.layout.kind != "unset":
         return second
@@ -169,9 +180,9 @@ def joined_values(first: Value, second: Value, tensor: Any = None) -> Value:
     same = [a.is_same(b) for a, b in pairs]
     if layout.kind == "rows":
         if first.layout == second.layout:
-            same[layout.axis] = True  # Both sizes count the same rows.
+            same[layout.axis] = True  # Equal layouts imply equal sizes.
         elif not same[layout.axis]:
-            layout = WHOLE  # An axis of size one, for example, has no rows.
+            layout = WHOLE  # One of the axes has no rows, for example because its size is one.
     dims = tuple(
         a if equal else Dim(1, (Symbol(tensor, axis),))
         for axis, ((a, _), equal) in enumerate(zip(pairs, same, strict=True))
@@ -216,15 +227,15 @@ def _is_same(first: Any, second: Any) -> bool:
 
 
 def outside(values: Sequence[Value], graph: Any, tensors: Sequence[Any]) -> list[Value]:
-    """Translates the facts about a function's results for its caller.
+    """Translates facts about a function's results into facts about the results of a call.
 
     The caller cannot refer to sizes of tensors inside the function. The symbols of these sizes are
-    replaced by symbols for the axes of the results.
+    replaced by symbols for the axes of the call's results.
 
     Args:
-        values: the facts inside the function.
+        values: the facts about the results inside the function.
         graph: the function's graph.
-        tensors: the results in the caller.
+        tensors: the results of the call, in the caller's graph.
     """
     names: dict[Symbol, Symbol] = {}
     for value, tensor in zip(values, tensors, strict=True):
@@ -268,5 +279,5 @@ def outside(values: Sequence[Value], graph: Any, tensors: Sequence[Any]) -> list
 
 
 def is_size_in(symbol: Symbol, graph: Any) -> bool:
-    """Whether a symbol is the size of a tensor of a graph."""
+    """Whether a symbol stands for a size of a tensor that belongs to the given graph."""
     return symbol.source is not None and getattr(symbol.source, "graph", None) is graph

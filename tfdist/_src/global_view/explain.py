@@ -45,9 +45,9 @@ def transfers(
 
     Args:
         analysis: the graph and its layouts.
-        batch: the number of rows of the batch, for the sizes.
-        replicas: the number of replicas, for the sizes.
-        layouts: the required layouts of the graph's outputs; whole by default.
+        batch: the number of rows of the batch, from which sizes in bytes are computed.
+        replicas: the number of replicas, from which the sizes of stacked values are computed.
+        layouts: the required layouts of the graph's outputs; by default, all must be whole.
     """
     layouts = layouts or [WHOLE] * len(analysis.outputs)
     found = list(_transfers(analysis, layouts, analysis.batch, batch, set()))
@@ -58,7 +58,7 @@ _MOMENTS = "moments"
 
 
 def _of_replicas(transfer: Transfer, count: int | None) -> Transfer:
-    """Scales a transfer of per-replica values to the number of replicas."""
+    """Multiplies the size of a transfer of one replica's values by the number of replicas."""
     one = transfer.size
     size = None if one is None or count is None else one * count
     return dataclasses.replace(transfer, size=size, shape=(count, *transfer.shape[1:]))
@@ -89,7 +89,7 @@ def _transfers(
                     yield _transfer(source, tensor, value, "", symbol, batch, kind="reduce")
         for part in decision.parts:
             inside = decision.outputs
-            if len(inside) != len(part.outputs):  # The condition of a loop.
+            if len(inside) != len(part.outputs):  # This part is the condition of a loop.
                 inside = [value.layout for value in part.outputs]
             yield from _transfers(part, inside, symbol, batch, seen, "rows are coupled")
     results = zip(analysis.graph.outputs, analysis.outputs, layouts, strict=True)
@@ -147,12 +147,15 @@ def _sizes(value: Value, symbol: Symbol, batch: int | None) -> tuple[int | None,
 
 
 def _is_of_optimizer(op: Any) -> bool:
-    """Whether an optimizer created an operation; its operands with rows are sparse gradients."""
+    """Whether a Keras optimizer created an operation.
+
+    If so, the operands with rows are sparse gradients.
+    """
     return any(_OPTIMIZERS in frame.filename for frame in op.traceback or ())
 
 
 def where(op: Any) -> str:
-    """Returns the user's line that created an operation, or else the operation's name."""
+    """Returns the line of user code that created an operation, or else the operation's name."""
     for frame in reversed(op.traceback or ()):
         path = os.path.abspath(frame.filename)
         outside = not path.startswith(_PACKAGES) and f"{os.sep}site-packages{os.sep}" not in path
@@ -181,7 +184,7 @@ _LEFT_OUT = frozenset(
         "token",
     }
 )
-# Prefixes of types of operations with effects that no other operation depends on.
+# Prefixes of operation types that have side effects, but do not change variables or tables.
 _TELLS = ("Assert", "Print", "Write", "FlushSummary", "Timestamp", "Tfdist")
 _READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarIsInitializedOp"})
 
@@ -191,8 +194,8 @@ class Fingerprints:
 
     Args:
         graph: a `FuncGraph`.
-        captured: names for placeholders of the graph, the same on all workers. Other placeholders
-            are identified by their number.
+        captured: maps the names of some placeholders to names that are equal on all workers. All
+            other inputs of the graph are identified by their index.
     """
 
     def __init__(self, graph: Any, captured: Mapping[str, str] | None = None) -> None:
@@ -288,9 +291,10 @@ def _attributes(node: Any, functions: _Functions) -> list[str]:
 
 
 def _constant(tensor: Any) -> str:
-    """Returns a constant's value; for a floating-point array, only its type and shape.
+    """Returns a constant's value as text, or only the type and shape of a floating-point array.
 
-    NumPy rounds the values of such arrays differently on different processors.
+    The values of such an array may differ between workers, because NumPy rounds differently on
+    different CPUs.
     """
     dtype = tf.as_dtype(tensor.dtype)
     sizes = [dim.size for dim in tensor.tensor_shape.dim]
@@ -304,7 +308,7 @@ def _hash(*parts: str) -> str:
 
 
 def describe(item: Any) -> str:
-    """Returns the type and the user's line of an operation, or of a tensor's producer."""
+    """Describes an operation, or a tensor's producer, by its type and its line of user code."""
     op = item.op if isinstance(item, tf.Tensor) else item
     while op.type == "Identity":
         op = op.inputs[0].op
@@ -315,15 +319,16 @@ class StepFingerprints:
     """Fingerprints of the values that a step communicates, writes and returns.
 
     Args:
-        communicated: pairs of a graph (of the step or of a function) and a value that the graph
-            communicates.
+        communicated: the values that the step communicates. Each is a pair of a graph (of the step
+            or of a function that it calls) and a tensor or operation of this graph.
         graph: the graph of the step.
         outputs: the results of the step.
         captured: as for `Fingerprints`.
-        updates: whether to include the writes to variables; all workers then need the same writes.
+        updates: whether to include the writes to variables. If so, all workers need the same
+            writes.
 
     Attributes:
-        values: the fingerprints, in order.
+        values: the fingerprints of the communicated values, of the writes, and of the results.
     """
 
     def __init__(
@@ -353,9 +358,9 @@ class StepFingerprints:
         return [self._of_step.of(op) for op in self._graph.get_operations()]
 
     def describe_operation(self, number: int) -> str:
-        """Returns the type of one of `operations`, and the user's line."""
+        """Describes the operation at an index of `operations`, by type and line of user code."""
         return describe(self._graph.get_operations()[number])
 
     def describe_value(self, number: int) -> str:
-        """Returns the type of the producer of one of `values`, and the user's line."""
+        """Describes the producer of the value at an index of `values`, as `describe` does."""
         return describe(self._items[number])

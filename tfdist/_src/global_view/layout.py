@@ -9,12 +9,13 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Symbol:
-    """An unknown size, equal to itself only.
+    """An unknown size; two different symbols never compare equal.
 
     Attributes:
-        source: the tensor with this size on an axis; None for the number of rows of the batch.
-        axis: the axis of the tensor.
-        size: the size if the graph knows it, for example with a fixed batch size.
+        source: the tensor that has this size along `axis`; None for the number of rows of the
+            batch.
+        axis: the axis of `source`.
+        size: the size if the traced graph determines it, for example by a fixed batch size.
     """
 
     source: Any = None
@@ -24,7 +25,7 @@ class Symbol:
 
 @dataclasses.dataclass(frozen=True)
 class Dim:
-    """A dimension: an integer times symbols, such as `2 * batch * time`.
+    """A dimension: the product of an integer and symbols, such as `2 * batch * time`.
 
     Attributes:
         factor: the integer, at least 0.
@@ -51,7 +52,7 @@ class Dim:
         return Dim(self.factor * other.factor, tuple(symbols))
 
     def divided_by(self, other: Dim) -> Dim | None:
-        """Returns the quotient; None if it is not known to be an integer times symbols."""
+        """Returns the quotient; None if the division is not known to be exact."""
         if self.factor == 0 and other.factor != 0:
             return self
         left = list(self.symbols)
@@ -74,7 +75,7 @@ class Dim:
         return self == other or (self.value is not None and self.value == other.value)
 
     def has(self, symbol: Symbol) -> bool:
-        """Whether the dimension is a multiple of a symbol."""
+        """Whether a symbol is a factor of the dimension."""
         return symbol in self.symbols
 
     def __repr__(self) -> str:
@@ -106,14 +107,15 @@ class Layout:
                 the optimizer state; only collectives of the traced program combine the values;
             "unset": no value has been written yet, as in a new list of tensors;
             "shared": a resource that the workers of one process share.
-        axis: the axis of the rows.
-        outer: the number of repetitions of all rows along the axis, which has the size
+        axis: for the kind "rows", the axis along which the rows are cut. It has the size
             `outer * rows * inner`.
-        inner: the number of consecutive elements of each row along the axis.
+        outer: how often the axis repeats all rows, such as twice after a tensor has been
+            concatenated with itself.
+        inner: the number of consecutive elements along the axis that belong to the same row.
         reduction: for a partial value, "sum", "min", "max", "product", "all" or "any"; or "stack"
             if the workers' values are stacked along the first axis.
-        zeroed: whether a worker without rows holds zero as its part of a partial sum. Otherwise,
-            it holds a value computed from substitute rows, which must not count.
+        zeroed: for a partial sum, whether a worker without rows holds zeros. Otherwise, such a
+            worker holds a value computed from substitute rows, which must not be added to the sum.
     """
 
     kind: str
@@ -124,7 +126,7 @@ class Layout:
     zeroed: bool = False
 
     def moved_to(self, axis: int) -> Layout:
-        """Returns the layout of the same rows on another axis."""
+        """Returns this layout, but with the rows on another axis."""
         return dataclasses.replace(self, axis=axis)
 
     @property
@@ -134,7 +136,7 @@ class Layout:
 
     @property
     def has_one_element_per_row(self) -> bool:
-        """Whether the rows' axis has one element for each row, in order."""
+        """Whether the axis of the rows has exactly one element for each row."""
         return self.outer == ONE and self.inner == ONE
 
     def __repr__(self) -> str:
@@ -158,12 +160,12 @@ def rows(axis: int = 0, outer: Dim = ONE, inner: Dim = ONE) -> Layout:
 
 
 def partial(reduction: str) -> Layout:
-    """Returns the layout of a value that is a reduction over the workers."""
+    """Returns the layout of a value that is the reduction of the workers' values."""
     return Layout("partial", reduction=reduction)
 
 
 def joined(first: Layout, second: Layout) -> Layout:
-    """Returns the layout of a value that has one of two layouts, as after a conditional."""
+    """Returns the layout of the result of a conditional, given the layouts in its two branches."""
     if first == second or second.kind == "unset":
         return first
     if first.kind == "unset":
@@ -182,15 +184,15 @@ def joined(first: Layout, second: Layout) -> Layout:
 
 
 def aligned(before: Sequence[Dim], layout: Layout, after: Sequence[Dim]) -> Layout | None:
-    """Returns the layout of a tensor with rows after a reshape.
+    """Returns the layout that a tensor with rows has after a reshape.
 
     Args:
         before: the dimensions before the reshape.
-        layout: the layout before it, of kind "rows".
-        after: the dimensions after it.
+        layout: the layout before the reshape, of the kind "rows".
+        after: the dimensions after the reshape.
 
     Returns:
-        The layout, or None if the rows do not end up on a single axis.
+        The layout; None if the rows are not on a single axis after the reshape.
     """
     row = before[layout.axis].divided_by(layout.outer * layout.inner)
     if row is None:

@@ -1,4 +1,4 @@
-"""Adds a whole-batch program to a graph, partitioned for the rows of one worker."""
+"""Adds the partitioned copy of a whole-batch program that computes the rows of one worker."""
 
 import contextlib
 import dataclasses
@@ -31,7 +31,7 @@ _COLLECTIVES = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class _Emitted:
-    """An operation being added, passed to its `emit` function."""
+    """The operation that is being added, as an argument of its decision's `emit` function."""
 
     op: Any
     values: Sequence[Value]
@@ -46,17 +46,19 @@ Added = list[tuple[list[tf.Tensor], list[tf.Operation]]]
 
 
 class WorkerEmitter(WorkerRows):
-    """Adds operations for one worker.
+    """Adds operations that compute the rows of one worker.
 
     Args:
         share: the worker's rows.
         communication: the worker's communication with other workers.
-        added: the results and effects of each operation that is added once for all workers of a
-            process; None if the process has one worker.
-        leads: whether this is the first of these workers, which fills `added`.
+        added: a list that all workers of a process share. It contains the results and the side
+            effects of each operation that is added only once per process. None if the process has
+            one worker.
+        leads: whether this is the first worker of the process. The first worker fills `added`, and
+            the other workers read it.
 
     Attributes:
-        effects: the side effects of the operation added last.
+        effects: the operations that perform the side effects of the operation that was added last.
     """
 
     def __init__(
@@ -74,7 +76,7 @@ class WorkerEmitter(WorkerRows):
         self._adds_parts = False
 
     def sum_now(self, value: tf.Tensor) -> tf.Tensor:
-        """Returns the sum of all workers' values; adds the communication immediately."""
+        """Returns the sum of all workers' values; the communication is added immediately."""
         (total,) = self.communication.reduce([value], ["sum"])
         total.set_shape(value.shape)
         self.graphs[-1].communicated.append(total)
@@ -89,7 +91,7 @@ class WorkerEmitter(WorkerRows):
         return list(operation.outputs)
 
     def once(self, op: Any, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Adds a copy of an operation, or returns the first worker's results for it."""
+        """Adds a copy of an operation, or returns the results of the first worker's copy."""
         if self._added is None or tf.compat.v1.get_default_graph() is not self._graph:
             return self.copy(op, inputs)
         if self._leads:
@@ -99,10 +101,10 @@ class WorkerEmitter(WorkerRows):
         return list(results)
 
     def all_add(self, op: Any) -> bool:
-        """Returns whether all replicas of the process add a collective.
+        """Returns whether it is certain that all replicas of the process add a collective.
 
-        Replicas may add different parts of compressed sums. Each replica adds at least one part, so
-        only the first part counts as added by all replicas.
+        A compressed sum consists of several collectives, and some replicas may add more of them
+        than others. Each replica adds at least one, so only the first one is certain.
         """
         if not is_uncompiled(op):
             return True
@@ -112,7 +114,7 @@ class WorkerEmitter(WorkerRows):
     def inline(
         self, part: Analysis, inputs: Sequence[tf.Tensor], layouts: Sequence[Layout] | None = None
     ) -> list[tf.Tensor]:
-        """Adds the operations of a function."""
+        """Adds the partitioned operations of a function."""
         partition = Partition(part, self)
         results = partition.add(inputs, layouts)
         self.effects = partition.effects()
@@ -185,7 +187,7 @@ def _invariant(tensor: tf.Tensor, layout: Layout) -> tf.TensorShape:
 
 
 def _refine(value: tf.Tensor, tensor: tf.Tensor, layout: Layout) -> None:
-    """Copies static sizes from a tensor of the graph to its copy, except for the rows."""
+    """Sets the static shape of a partitioned tensor as in its graph, except along the rows."""
     if tensor.dtype in (tf.variant, tf.resource) or layout.kind not in ("whole", "rows", "partial"):
         return
     if tf.is_symbolic_tensor(value) and not value.shape.is_fully_defined():
@@ -202,13 +204,14 @@ def _with_shapes(call: _Emitted, results: Sequence[tf.Tensor]) -> list[tf.Tensor
 class Partition:
     """Adds a partitioned copy of a graph to the default graph.
 
-    Operations are added as early as possible. Values are communicated only when every remaining
-    operation waits for other workers, and then all at once.
+    Operations are added as early as possible. Values are communicated only when all remaining
+    operations have to wait for other workers. All values that can be communicated at this point
+    are then communicated together.
 
     Args:
         analysis: the graph and its layouts.
         emitter: adds the operations for the worker.
-        known: for some tensors, by `ref()`: their values for the whole batch.
+        known: maps the `ref()` of some tensors to their values for the whole batch.
     """
 
     def __init__(
@@ -226,11 +229,11 @@ class Partition:
     def add(
         self, inputs: Sequence[tf.Tensor], layouts: Sequence[Layout] | None = None
     ) -> list[tf.Tensor]:
-        """Adds the graph.
+        """Adds the operations of the graph.
 
         Args:
             inputs: the values of the graph's inputs, as this worker holds them.
-            layouts: the required layouts of the results; unchanged by default.
+            layouts: the required layouts of the results; by default, the layouts that they have.
 
         Returns:
             The values of `analysis.results`.
@@ -242,12 +245,12 @@ class Partition:
             self._emitter.graphs.pop()
 
     def effects(self) -> list[tf.Operation]:
-        """Returns the added control outputs of the graph, which its callers must wait for."""
+        """Returns the copies of the graph's control outputs; callers of the graph wait for them."""
         graph = self._analysis.graph
         return [op for control in graph.control_outputs for op in self._made.get(control, ())]
 
     def made(self, op: Any) -> list[Any]:
-        """Returns the operations added for an operation of the graph."""
+        """Returns the operations that were added for an operation of the original graph."""
         return list(self._made.get(op, ()))
 
     def _add_all(
@@ -307,8 +310,9 @@ class Partition:
                 if id(tensor) in self._tensors.values and self._tensors.waits_for(tensor, layout)
             ]
             self._tensors.communicate(missing)
-            # The operands of parked operations are communicated first, since they are small and
-            # available early. The program's own collectives are next, and updates are last.
+            # Parked operations, which wait for communicated operands, are added first: their
+            # operands are small and available early. The program's own collectives are next, and
+            # updates are last.
             if parked:
                 again, parked = parked, []
             elif collectives:
@@ -319,13 +323,13 @@ class Partition:
             ready = sorted(numbers[op] for op in again)
 
     def _controls(self, op: Any) -> Sequence[Any]:
-        """Returns the control inputs that an operation waits for."""
-        # TensorFlow makes a function's results wait for all its effects. The graph to which the
-        # function is added makes its own results wait.
+        """Returns the control inputs that the copy of an operation waits for."""
+        # In a function, TensorFlow makes the identities of the results wait for all side effects.
+        # The copies need not wait: the graph that they are added to makes its own results wait.
         return () if op in self._results else op.control_inputs
 
     def _missing(self, op: Any) -> list[tf.Tensor]:
-        """Returns the operands that still have to be communicated."""
+        """Returns the operands of an operation that still have to be communicated."""
         wanted = self._analysis.decisions[op].inputs
         return [
             tensor

@@ -1,4 +1,4 @@
-"""A worker's view of a partitioned graph's tensors, and conversions between layouts."""
+"""Holds one worker's tensors of a partitioned graph, and converts them between layouts."""
 
 import dataclasses
 import math
@@ -22,23 +22,26 @@ class Communication(Protocol):
     """Combines values across workers. All workers make the same calls in the same order."""
 
     def reduce(self, tensors: Sequence[tf.Tensor], reductions: Sequence[str]) -> list[tf.Tensor]:
-        """Reduces tensors over the workers: "sum", "min", "max", "product", …"""
+        """Reduces each tensor over the workers, by "sum", "min", "max", "product", and so on."""
 
     def gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Concatenates the workers' tensors along the first axis; their sizes may differ."""
+        """Concatenates the workers' tensors along the first axis, where their sizes may differ."""
 
     @property
     def scatters(self) -> bool:
         """Whether `scatter` can be called."""
 
     def scatter(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Sums tensors whose first axis is the batch, and returns this worker's rows."""
+        """Sums tensors with all rows over the workers, and returns this worker's rows of the sums.
+
+        The rows are on the first axis.
+        """
 
     def awaits_rows(self, values: Sequence[tf.Tensor]) -> None:
-        """Called when a program first needs the number of rows of all workers.
+        """Called after the first operation is added that needs the number of rows of all workers.
 
         Args:
-            values: the operands of the operation that needs this number.
+            values: the operands of this operation.
         """
 
     def begin(self) -> None:
@@ -50,13 +53,15 @@ class RowShare:
     """One worker's rows of a batch.
 
     Attributes:
-        rows: the number of rows that the worker computes with, at least 1, an int32 scalar.
+        rows: the number of rows that the worker computes with, an int32 scalar. It is at least 1,
+            because a worker without rows computes with substitute rows.
         total: the number of rows of the batch, an int32 scalar.
-        first: the index of the worker's first row, an int32 scalar; arbitrary if it has no rows.
-        has_rows: whether its rows are its own, a bool scalar; False if it has no rows and computes
-            with substitute rows. None if it is known to have rows.
-        has_first_row: whether it has the first row of the batch, a bool scalar.
-        is_first: whether it is the first of all workers, a bool scalar.
+        first: the index of the worker's first row in the batch, an int32 scalar. It is arbitrary
+            if the worker has no rows.
+        has_rows: a bool scalar that is False if the worker has no rows of its own, and computes
+            with substitute rows; None if the worker is known to have rows.
+        has_first_row: whether the worker has the first row of the batch, a bool scalar.
+        is_first: whether the worker is the first of all workers, a bool scalar.
     """
 
     rows: tf.Tensor
@@ -68,7 +73,7 @@ class RowShare:
 
 
 class WorkerRows:
-    """A worker's rows of a batch, and values derived from their number, computed once per graph.
+    """A worker's rows of a batch, and values that are computed from the number of these rows.
 
     Args:
         share: the worker's rows.
@@ -77,9 +82,9 @@ class WorkerRows:
     Attributes:
         share: the worker's rows.
         communication: the worker's communication with other workers.
-        graphs: the graphs being added, innermost last.
-        communicated: the communicated values in order: tensors and the program's own collectives,
-            each with its graph.
+        graphs: the graphs that are being added; each is nested in the previous one.
+        communicated: the communicated values, in order. Each is a pair of a graph and either a
+            tensor of the graph or one of the program's own collectives.
     """
 
     def __init__(self, share: RowShare, communication: Communication) -> None:
@@ -90,11 +95,11 @@ class WorkerRows:
         self._made: dict[Any, tf.Tensor] = {}
 
     def constant(self, key: Any, make: Callable[[], tf.Tensor]) -> tf.Tensor:
-        """Returns a value that depends on no operand, computed once per graph.
+        """Returns a value that is computed only once per graph, because it depends on no operand.
 
         Args:
-            key: names the value.
-            make: computes it.
+            key: identifies the value.
+            make: computes the value.
         """
         key = (id(tf.compat.v1.get_default_graph()), key)
         if key not in self._made:
@@ -103,35 +108,35 @@ class WorkerRows:
         return self._made[key]
 
     def _of_all(self) -> RowShare:
-        """Returns the share, and records that the program depends on other workers' rows."""
+        """Returns `share`, and records that the program needs the number of rows of all workers."""
         self._needs_rows = True
         return self.share
 
     def report_needed_rows(self, operands: Callable[[], Sequence[tf.Tensor]]) -> None:
-        """Reports once that the program needs the number of rows of all workers.
+        """Calls `awaits_rows` once, if the program needs the number of rows of all workers.
 
         Args:
-            operands: returns the operands of the operation just added.
+            operands: returns the operands of the operation that was just added.
         """
         if self._needs_rows and not self._has_reported:
             self._has_reported = True
             self.communication.awaits_rows(list(filter(tf.is_symbolic_tensor, operands())))
 
     def own_rows(self, dtype: Any, times: int = 1) -> tf.Tensor:
-        """Returns the number of rows that this worker computes with, times an integer."""
+        """Returns the number of rows that this worker computes with, multiplied by `times`."""
         return self.constant(
             ("own", dtype, times), lambda: tf.cast(self.share.rows, dtype) * tf.cast(times, dtype)
         )
 
     def all_rows(self, dtype: Any, times: int = 1) -> tf.Tensor:
-        """Returns the number of rows of the batch, times an integer."""
+        """Returns the number of rows of the batch, multiplied by `times`."""
         return self.constant(
             ("all", dtype, times),
             lambda: tf.cast(self._of_all().total, dtype) * tf.cast(times, dtype),
         )
 
     def first_row(self, dtype: Any, times: int = 1) -> tf.Tensor:
-        """Returns the index of this worker's first row, times an integer."""
+        """Returns the index of this worker's first row in the batch, multiplied by `times`."""
         return self.constant(
             ("first", dtype, times),
             lambda: tf.cast(self._of_all().first, dtype) * tf.cast(times, dtype),
@@ -140,13 +145,13 @@ class WorkerRows:
     def own_shape(
         self, dtype: Any, sizes: tuple[int | None, ...], axis: int, times: int
     ) -> tf.Tensor:
-        """Returns a shape whose size on `axis` is a multiple of the number of this worker's rows.
+        """Returns a shape for this worker's rows.
 
         Args:
             dtype: the type of the shape.
-            sizes: the other sizes.
-            axis: the axis.
-            times: the factor.
+            sizes: the sizes of all axes; the size of `axis` is ignored.
+            axis: the axis with the rows. Its size is `times` times the number of rows.
+            times: the number of elements for each row.
         """
         return self.constant(
             ("own shape", dtype, sizes[:axis], sizes[axis + 1 :], times),
@@ -156,14 +161,14 @@ class WorkerRows:
     def whole_shape(
         self, dtype: Any, sizes: tuple[int | None, ...], axis: int, times: int
     ) -> tf.Tensor:
-        """Returns a shape whose size on `axis` is the number of all rows, times an integer."""
+        """Returns a shape for all rows of the batch; the arguments are as for `own_shape`."""
         return self.constant(
             ("whole shape", dtype, sizes[:axis], sizes[axis + 1 :], times),
             lambda: _shape_with(self.all_rows(dtype, times), sizes, axis),
         )
 
     def fraction(self, dtype: Any) -> tf.Tensor:
-        """Returns this worker's share of all rows, 0 if it has none."""
+        """Returns the fraction of the batch's rows that this worker has; 0 if it has no rows."""
 
         def divide() -> tf.Tensor:
             own = tf.cast(self.share.rows, tf.float64)
@@ -178,17 +183,20 @@ class WorkerRows:
         return self.share.is_first
 
     def contribution_of_whole(self, value: tf.Tensor) -> tf.Tensor:
-        """Returns this worker's contribution to a sum equal to `value`, which all workers hold."""
+        """Returns this worker's term of a sum that is equal to `value`, which all workers hold.
+
+        The worker with the first row of the batch contributes `value`, and all others zeros.
+        """
         return self._chosen(self._of_all().has_first_row, value, "sum")
 
     def neutral_without_rows(self, value: tf.Tensor, reduction: str = "sum") -> tf.Tensor:
-        """Returns this worker's contribution to a reduction; neutral if the worker has no rows."""
+        """Returns `value`, or the neutral element of the reduction if this worker has no rows."""
         if self.share.has_rows is None:
             return value
         return self._chosen(self.share.has_rows, value, reduction)
 
     def _chosen(self, condition: tf.Tensor, value: tf.Tensor, reduction: str) -> tf.Tensor:
-        """Returns the value if the condition holds, else the reduction's neutral element."""
+        """Returns `value` if the condition is true, else the neutral element of the reduction."""
         neutral = _NEUTRAL[reduction]
         count = value.shape.num_elements()
         if is_compiled_here() or (count is not None and count <= _FEW):
@@ -203,7 +211,7 @@ class WorkerRows:
         return chosen
 
     def zeros_without_rows(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns contributions to sums, with one conditional: zeros if this worker has no rows."""
+        """Returns the values, or zeros if this worker has no rows, with only one conditional."""
         has_rows = self.share.has_rows
         return list(values) if has_rows is None else or_zeros(has_rows, values)
 
@@ -221,7 +229,7 @@ _FEW = 1024
 
 
 def _extreme(dtype: Any, sign: int) -> tf.Tensor:
-    """Returns the smallest or largest number of a type."""
+    """Returns the smallest number of a type if `sign` is -1, or the largest if it is 1."""
     if dtype.is_floating:
         return tf.constant(sign * float("inf"), dtype)
     return tf.constant(dtype.min if sign < 0 else dtype.max, dtype)
@@ -233,35 +241,36 @@ def _shape_with(size: tf.Tensor, sizes: Sequence[int | None], axis: int) -> tf.T
 
 
 def _front(axis: int, value: tf.Tensor) -> Any:
-    """Returns the permutation of a tensor's axes that moves one of them to the front."""
+    """Returns the permutation that moves one of a tensor's axes to the front."""
     if value.shape.rank is None:
         return tf.concat([[axis], tf.range(axis), tf.range(axis + 1, tf.rank(value))], axis=0)
     return [axis, *(a for a in range(value.shape.rank) if a != axis)]
 
 
 def _in_optional(tensor: tf.Tensor) -> tf.Tensor | None:
-    """Returns the value inside an optional; None if the tensor is not one."""
+    """Returns the tensor that an optional contains; None if `tensor` is not an optional."""
     if tensor.op.type == "OptionalFromValue" and len(tensor.op.inputs) == 1:
         return tensor.op.inputs[0]
     return None
 
 
 def _list_of(stacked: tf.Tensor) -> tf.Tensor:
-    """Makes a list of the slices of a tensor along its first axis."""
+    """Makes a list from the slices of a tensor along its first axis."""
     return tf.raw_ops.TensorListFromTensor(tensor=stacked, element_shape=-1)
 
 
 class Resharding:
-    """One worker's tensors of a graph, converted to the required layouts on demand.
+    """Holds one worker's tensors of a graph, and converts them to other layouts on demand.
 
     Args:
         analysis: the graph and its layouts.
         worker: the worker.
-        known: for some tensors, by `ref()`: their values for the whole batch.
+        known: maps the `ref()` of some tensors to their values for the whole batch.
 
     Attributes:
-        values: this worker's tensors, by the ids of the graph's tensors.
-        communicated: the values communicated so far; an update waits for them.
+        values: maps the `id()` of each tensor of the graph to this worker's copy of the tensor.
+        communicated: the values that have been communicated so far. Updates of variables wait for
+            all of them.
     """
 
     def __init__(
@@ -273,13 +282,13 @@ class Resharding:
         self._converted: dict[tuple[int, Layout], tf.Tensor] = {}
         for tensor, whole in (known or {}).items():
             self._converted[id(tensor.deref()), WHOLE] = whole
-        # By the id of a list: its elements for the whole batch, stacked.
+        # Maps the id of a list to the stack of its elements for the whole batch.
         self._stacks: dict[int, tf.Tensor] = {}
-        # By the id of a partial sum: the layouts that operations require.
+        # Maps the id of a partial sum to the layouts that operations require of the sum.
         self._wanted: dict[int, set[Layout]] = {}
 
     def waits_for(self, tensor: tf.Tensor, layout: Layout) -> bool:
-        """Whether a tensor must be communicated before it can have a layout."""
+        """Whether a tensor must be communicated before it can be converted to a layout."""
         own = self._analysis.value_of(tensor).layout
         if not needs_others(own, layout):
             return False
@@ -291,7 +300,10 @@ class Resharding:
         return not any(key in self._converted for key in keys)
 
     def in_layout(self, tensor: tf.Tensor, layout: Layout) -> tf.Tensor:
-        """Returns a tensor in a layout; any communication must already have happened."""
+        """Returns a tensor, converted to a layout.
+
+        If the conversion needs communication, `communicate` must have been called before.
+        """
         own = self._analysis.value_of(tensor).layout
         value = self.values[id(tensor)]
         if own == layout or own.kind == "unset":
@@ -333,7 +345,7 @@ class Resharding:
     def _convert_list(
         self, tensor: tf.Tensor, own: Layout, value: tf.Tensor, layout: Layout
     ) -> tf.Tensor:
-        """Converts a list by stacking its elements, converting, and unstacking them."""
+        """Converts a list: stacks its elements, converts the stack, and unstacks it."""
         if own.is_sum and layout.is_sum:
             return value
         whole = self._held(tensor)[0] if own.kind == "whole" else self._stacks[id(tensor)]
@@ -346,7 +358,7 @@ class Resharding:
         return self._converted[id(tensor), WHOLE]
 
     def _is_stackable(self, tensor: tf.Tensor) -> bool:
-        """Returns whether a tensor is a list of tensors of one shape."""
+        """Returns whether a tensor is a list of tensors that all have the same shape."""
         element = self._analysis.value_of(tensor).content
         if tensor.dtype != tf.variant or not isinstance(element, Value) or element.dims is None:
             return False
@@ -354,7 +366,7 @@ class Resharding:
         return not differ and element_type(tensor) not in (None, tf.variant)
 
     def _held(self, tensor: tf.Tensor) -> tuple[tf.Tensor, Layout]:
-        """Returns this worker's value of a tensor, stacked if it is a list, and its layout."""
+        """Returns this worker's value of a tensor, and the value's layout; a list is stacked."""
         value, layout = self.values[id(tensor)], self._analysis.value_of(tensor).layout
         if tensor.dtype != tf.variant:
             return value, layout
@@ -368,7 +380,7 @@ class Resharding:
         return stacked, layout.moved_to(layout.axis + 1) if layout.kind == "rows" else layout
 
     def _own_size(self, axis: int, dim: Dim, layout: Layout) -> tf.Tensor:
-        """Returns the size of an axis of a list's elements, or -1 if it is unknown."""
+        """Returns the size of this worker's list elements along an axis; -1 if it is unknown."""
         rest = layout.outer * layout.inner
         if layout.kind == "rows" and axis == layout.axis and rest.value is not None:
             return self._worker.own_rows(tf.int32, rest.value)
@@ -379,7 +391,7 @@ class Resharding:
         return tf.constant(-1 if is_cut or dim.value is None else dim.value)
 
     def _own_rows_of(self, dims: Sequence[Dim], value: tf.Tensor, layout: Layout) -> tf.Tensor:
-        """Cuts this worker's rows from a value that it holds as a whole."""
+        """Cuts this worker's rows from a value for the whole batch."""
         if value.shape.rank is None:
             value.set_shape([None] * len(dims))
         before = (slice(None),) * layout.axis
@@ -388,7 +400,8 @@ class Resharding:
             if not dims[layout.axis].has(self._analysis.batch) and (
                 dims[layout.axis].value is None
             ):
-                # An axis of unknown size must have size one, for broadcasting, or hold all rows.
+                # An axis of unknown size must either have size one, so that it is broadcast, or
+                # hold all rows.
                 size = tf.shape(value)[layout.axis]
                 one = tf.equal(size, 1)
                 fits = one | tf.equal(
@@ -418,7 +431,7 @@ class Resharding:
         return worker.first_row(tf.int32) * size, worker.own_rows(tf.int32) * size
 
     def _size(self, dim: Dim) -> tf.Tensor:
-        """Returns a dimension other than the rows, at run time."""
+        """Returns a dimension as a tensor, which is computed at run time if necessary."""
         if dim.value is not None:
             return tf.constant(dim.value)
         result = tf.constant(dim.factor)
@@ -446,7 +459,7 @@ class Resharding:
         return size
 
     def _apart(self, value: tf.Tensor, layout: Layout, count: tf.Tensor) -> tf.Tensor:
-        """Splits the rows' axis in three: repetitions, rows, and elements of a row."""
+        """Reshapes the axis of the rows into three axes: repetitions, rows, elements of a row."""
         shape = tf.shape(value)
         outer, inner = self._size(layout.outer), self._size(layout.inner)
         middle = tf.stack([outer, count, inner])
@@ -460,7 +473,14 @@ class Resharding:
         return tf.reshape(parts, tf.concat([shape[:axis], size, shape[axis + 3 :]], axis=0))
 
     def local_shape(self, op: Any, i: int, element: int, given: tf.Tensor) -> tf.Tensor:
-        """Converts a shape for the whole batch to this worker's rows."""
+        """Converts a shape for the whole batch to a shape for this worker's rows.
+
+        Args:
+            op: the operation that takes the shape.
+            i: the index of the operand that is the shape.
+            element: the index of the size that depends on the number of rows.
+            given: the shape for the whole batch.
+        """
         worker, batch = self._worker, self._analysis.batch
         content = self._analysis.value_of(op.inputs[i]).content
         dims = [None] * given.shape[0] if content is None else list(content.ravel())
@@ -491,7 +511,7 @@ class Resharding:
         return tf.stack(parts)
 
     def note_wanted(self, results: Sequence[tuple[tf.Tensor, Layout]]) -> None:
-        """Records the required layouts of partial sums."""
+        """Records the layouts that operations and results require of each partial sum."""
         if not self._worker.communication.scatters:
             return
         analysis = self._analysis
@@ -506,7 +526,7 @@ class Resharding:
                 self._wanted.setdefault(id(tensor), set()).add(layout)
 
     def _scattered(self, tensor: tf.Tensor) -> Layout | None:
-        """Returns the layout of rows for scattering a partial sum; None if it must be reduced."""
+        """Returns the layout of a partial sum after a reduce-scatter; None to all-reduce it."""
         wanted, dims = self._wanted.get(id(tensor), ()), self._analysis.value_of(tensor).dims
         if len(wanted) != 1 or dims is None or tensor.dtype in (tf.variant, tf.resource):
             return None
@@ -517,12 +537,13 @@ class Resharding:
             return None
         others = [dim.value for axis, dim in enumerate(dims) if axis != layout.axis]
         known = [size for size in others if size is not None]
-        # For smaller rows, a separate collective takes longer than a reduction with other values.
+        # For smaller rows, a separate reduce-scatter takes longer than an all-reduce together with
+        # other values.
         is_large = len(known) < len(others) or math.prod(known) >= _FEW_OF_A_ROW
         return layout if is_large else None
 
     def _scatter(self, pairs: Sequence[tuple[tf.Tensor, Layout]]) -> None:
-        """Sums tensors of the graph and keeps each worker's rows."""
+        """Sums tensors over the workers, and keeps only this worker's rows (reduce-scatter)."""
         if not pairs:
             return
         moved = []
@@ -537,7 +558,10 @@ class Resharding:
             self._converted[id(tensor), layout] = own
 
     def communicate(self, tensors: Sequence[tf.Tensor]) -> None:
-        """Makes tensors of the graph whole on all workers, or scatters their rows."""
+        """Makes tensors whole on all workers; a sum may be scattered to the workers' rows instead.
+
+        A sum is scattered if the operations that use it need only this worker's rows of it.
+        """
         optional = [(t, _in_optional(t)) for t in tensors]
         held = [t if value is None else value for t, value in optional]
         unique = list({id(t): t for t in held}.values())
@@ -564,7 +588,7 @@ class Resharding:
             wholes = self._worker.communication.gather(moved)
             for tensor, pair, whole in zip(of_rows, given, wholes, strict=True):
                 result = self._from_rows_first(*pair, whole)
-                # Unlike `set_shape`, this also takes effect in copies of the graph, as for XLA.
+                # A copy of the graph, as for XLA, would lose the shape from `set_shape`.
                 if tensor.dtype != tf.variant:
                     result = tf.ensure_shape(result, tensor.shape)
                 self._keep(tensor, result)
@@ -582,7 +606,7 @@ class Resharding:
         )
 
     def _rows_first(self, value: tf.Tensor, layout: Layout) -> tf.Tensor:
-        """Returns a tensor with its rows as the first axis, without substitute rows."""
+        """Moves the rows of a tensor to the first axis, and removes substitute rows."""
         worker = self._worker
         axis = layout.axis
         if layout.outer != ONE:

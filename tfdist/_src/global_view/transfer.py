@@ -1,4 +1,7 @@
-"""The values that a step communicates, as data and as text; also used by the launcher."""
+"""Describes the values that a step communicates, as data and as text.
+
+The launcher also uses this module, so it does not import TensorFlow.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -7,7 +10,8 @@ from collections.abc import Sequence
 _NOMINAL = 32
 STATISTICS = "statistics of each replica"
 SPARSE_GRADIENT = "a sparse gradient"
-# Maps the reason for a gather to a way to avoid it; "" for a gather that replaces a reduction.
+# Maps the reason for a gather to advice on avoiding the gather. The advice is empty if the gather
+# takes the place of a reduction.
 REMEDIES = {
     "pairs of rows": "Compare smaller values, such as embeddings instead of features: each row is "
     "compared with all others.",
@@ -31,14 +35,14 @@ class Transfer:
     """A value that a step communicates.
 
     Attributes:
-        kind: "reduce" or "gather"; "send" between stages of a pipeline.
+        kind: "reduce" or "gather"; or "send" for a value that is sent between pipeline stages.
         operation: the type of the operation that needs the value; "moments" for statistics of the
             batch.
-        size: the bytes of the whole value; None if a dimension is unknown.
+        size: the number of bytes of the whole value; None if a dimension is unknown.
         shape: the shape of the whole value, with None for unknown dimensions.
         where: the file and line of the user's code, or the name of the operation.
-        reason: the reason for gathering values; "" for a reduction.
-        element_size: the bytes of an element; 0 if they vary.
+        reason: why the value is gathered; "" for a reduction.
+        element_size: the number of bytes of an element; 0 if it varies, as for strings.
     """
 
     kind: str
@@ -56,7 +60,7 @@ class Transfer:
         return f"{self.kind} {size} [{shape}] for {self.operation} at {self.where}{why}"
 
     def estimate(self, unknown: int | None = None) -> int:
-        """Returns the bytes of the whole value.
+        """Returns the number of bytes of the whole value, estimated if it is unknown.
 
         Args:
             unknown: the assumed size of each unknown dimension; 32 by default.
@@ -70,22 +74,22 @@ class Transfer:
 
     @property
     def replaces_reduction(self) -> bool:
-        """Whether it is a gather that replaces a reduction."""
+        """Whether the value is gathered in place of a reduction, as sparse gradients are."""
         return REMEDIES.get(self.reason) == ""
 
 
 def largest_first(found: Sequence[Transfer]) -> list[Transfer]:
-    """Sorts transfers by size, estimated if unknown."""
+    """Sorts transfers by decreasing size; unknown sizes are estimated."""
     return sorted(found, key=lambda one: -one.estimate())
 
 
 def total(found: Sequence[Transfer], kind: str) -> int:
-    """Returns the known bytes that a step reduces, gathers or sends."""
+    """Returns the total size in bytes of all transfers of a kind; unknown sizes count as 0."""
     return sum(one.size or 0 for one in found if one.kind == kind)
 
 
 def remedies(found: Sequence[Transfer]) -> list[str]:
-    """Returns advice for avoiding gathers, one line per reason."""
+    """Returns advice on avoiding gathers, one line per reason."""
     reasons = dict.fromkeys(one.reason for one in found if one.kind == "gather")
     known = [(reason, REMEDIES.get(reason)) for reason in reasons]
     return [f"To gather less ({reason}): {remedy}" for reason, remedy in known if remedy]
@@ -106,7 +110,7 @@ def report(found: Sequence[Transfer]) -> str:
 
 
 def totals_text(reduced: int, gathered: int, sent: int, unknown: int) -> str:
-    """Describes the bytes that a step communicates, as the end of a sentence.
+    """Says how many bytes a step communicates, as the predicate of a sentence.
 
     Example:
         >>> totals_text(2048, 0, 0, 1)

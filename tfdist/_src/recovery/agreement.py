@@ -1,4 +1,4 @@
-"""The agreement of a new group on the committed step and on the workers that send their state."""
+"""Decides which step a new group continues from, and which workers send their state."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from tfdist.errors import GroupLostError, ProgramMismatchError, UnsupportedError
 
 
 class _Grid(Protocol):
-    """The arrangement of ranks in pipelines; `RankMesh` implements it."""
+    """The protocol for the arrangement of ranks in pipelines, which `RankMesh` implements."""
 
     @property
     def data_groups(self) -> Sequence[Sequence[int]]:
-        """For each part of the model, the ranks that hold its stages."""
+        """For each part of the model, the ranks that hold the stages of this part."""
 
     def data_group_of(self, rank: int) -> Sequence[int]:
-        """Returns the ranks that hold the same stages as a rank."""
+        """Returns the ranks that hold the same stages as the given rank."""
 
 
 class _Arrangement(Protocol):
-    """The pipelines of a new group; `Arrangement` implements it."""
+    """The protocol for the pipelines of a new group, which `Arrangement` implements."""
 
     @property
     def spare(self) -> Sequence[int]:
-        """The ranks without a pipeline."""
+        """The ranks that are in no pipeline."""
 
     @property
     def missing(self) -> Sequence[int]:
-        """The pipeline ranks that no worker has."""
+        """The pipeline ranks (positions in a pipeline) that no worker holds."""
 
 
 class _Pipelines(Protocol):
-    """The part of `PipelineExtended` used here; this module must not import `pipeline`."""
+    """The members of `PipelineExtended` that this module uses without importing `pipeline`."""
 
     progress: Progress
     full_size: int
@@ -59,7 +59,7 @@ class StagesMissing(Exception):
     """No pipeline can be formed, since no worker holds some of the stages.
 
     Attributes:
-        missing: the pipeline ranks that no worker has.
+        missing: the pipeline ranks (positions in a pipeline) that no worker holds.
     """
 
     def __init__(self, missing: Sequence[int], stages: Sequence[int]) -> None:
@@ -71,7 +71,7 @@ class StagesMissing(Exception):
 
     @property
     def without_others(self) -> str:
-        """The error message if no other workers join."""
+        """The error message for the case that no other workers join."""
         return (
             f"Training cannot continue: {self} Start a replacement for the lost worker, or restart "
             "the job with tfdist.callbacks.BackupAndRestore to continue from a snapshot."
@@ -79,7 +79,7 @@ class StagesMissing(Exception):
 
 
 class GroupShrinks(Exception):
-    """Some workers leave the group: they are in no pipeline, or received SIGTERM.
+    """Some workers leave the group, because they are in no pipeline or have received SIGTERM.
 
     Attributes:
         ranks: the ranks that leave.
@@ -91,21 +91,22 @@ class GroupShrinks(Exception):
 
 
 class Stages:
-    """The pipeline stages of a model in training; each process keeps its stages until it ends.
+    """The pipeline stages of a model in training.
 
-    A group trains in as many pipelines as its workers can fill. Spare workers leave. They may join
-    again as new workers, together with replacements for the lost workers.
+    A process holds the same stages until it ends. A group trains in as many pipelines as its
+    workers can fill, and all other workers leave the group. Workers that have left may join again
+    as new workers, together with replacements for the lost workers.
 
     Args:
-        model: the model in training; for a model without stages, all methods do nothing.
+        model: the model in training. For a model without stages, the methods do nothing.
 
     Attributes:
         group: the workers.
         divided: whether the model is divided into stages.
 
     Raises:
-        UnsupportedError: the model was cut by measured times, so a joining worker could not
-            determine the stages by itself.
+        UnsupportedError: the model was cut by the measured times of its layers, so a joining worker
+            could not determine the stages by itself.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -140,10 +141,12 @@ class Stages:
         return full if workers is None else min(full, workers // each * each)
 
     def follow_group(self, membership: Membership | None) -> None:
-        """Forms pipelines from the workers of the new group; called by all of them.
+        """Forms pipelines from the workers of the new group.
+
+        All workers must call this method.
 
         Args:
-            membership: this worker's membership, which is closed if the worker has to leave.
+            membership: this worker's membership, which is closed if this worker has to leave.
 
         Raises:
             StagesMissing: the workers cannot form a single pipeline.
@@ -168,13 +171,13 @@ class Stages:
             raise GroupShrinks(arrangement.spare)
 
     def alike(self) -> Sequence[Sequence[int]] | None:
-        """For each part of the model, the ranks that hold it; None if all hold the whole model."""
+        """Returns the ranks that hold each part of the model; None if all hold the whole model."""
         if not self.divided:
             return None
         return self._pipelines.mesh.data_groups
 
     def position_of(self, rank: int) -> int:
-        """Returns a rank's number in the communicator of the workers with this worker's stages."""
+        """Returns a rank's position among the workers that hold the same stages as this worker."""
         if not self.divided:
             return rank
         return self._pipelines.mesh.data_group_of(self.group.topology.rank).index(rank)
@@ -185,15 +188,16 @@ class FitProgress:
     """The position of a worker in its call of `fit`, between two steps.
 
     Attributes:
-        is_new: whether it has just joined, without any state.
-        is_torn: whether its state does not match any step.
-        can_redo: whether it can redo the step after its last committed step, if another worker has
-            committed that step.
-        steps: the number of training steps that it has committed.
-        epochs_ended: the number of epochs that have ended for all of its callbacks.
-        seen: the number of its callbacks that have seen the end of the last batch.
-        came_later: whether it joined during this call of `fit`.
-        shards: its shards of a sharded optimizer; None if the optimizer is not sharded.
+        is_new: whether the worker has just joined, and has no state yet.
+        is_torn: whether the worker's state matches no step.
+        can_redo: whether the worker can redo the step after its last committed step. It has to do
+            this if another worker has committed that step.
+        steps: the number of training steps that the worker has committed.
+        epochs_ended: the number of epochs that have ended for all callbacks of the worker.
+        seen: the number of the worker's callbacks that were already called at the end of the last
+            batch.
+        came_later: whether the worker joined during this call of `fit`.
+        shards: the worker's shards of a sharded optimizer; None if the optimizer is not sharded.
     """
 
     is_new: bool = False
@@ -211,7 +215,7 @@ class FitProgress:
 
     @classmethod
     def from_json(cls, text: str) -> FitProgress:
-        """Returns the position that another worker has sent."""
+        """Returns the position that another worker has serialized."""
         fields = json.loads(text)
         if fields["shards"] is not None:
             several = [{**held, "ranks": tuple(held["ranks"])} for held in fields["shards"]]
@@ -225,14 +229,17 @@ class Agreement:
 
     Attributes:
         steps: the number of committed training steps.
-        source: the rank that sends the position in the training.
-        sources: for each rank, the rank that sends the state of its part of the model.
+        source: the rank that sends the position in `fit` and the states of callbacks to new
+            workers.
+        sources: for each rank, the rank that sends the state of the same part of the model.
         takers: the ranks that receive state.
-        redo: the ranks that redo the step that they have rolled back.
+        redo: the ranks that redo a step, which they have rolled back but others have committed.
         newcomers: the ranks that have just joined.
         epoch: the epoch that all workers enter.
-        seen: the largest number of callbacks, on any worker, that saw the end of the last batch.
-        shards: the source of a sharded optimizer's state; None if it is not sharded.
+        seen: the largest number of callbacks that a worker had already called at the end of the
+            last batch.
+        shards: the workers that send the state of a sharded optimizer; None if the optimizer is
+            not sharded.
     """
 
     steps: int
@@ -249,7 +256,7 @@ class Agreement:
 def agree(
     everyone: Sequence[FitProgress], alike: Sequence[Sequence[int]] | None = None
 ) -> Agreement:
-    """Decides how the workers continue; the result is the same on all of them.
+    """Decides how the workers continue; the result is the same on all workers.
 
     A worker commits a step only after it has received all values of the step from the other
     workers, so a step that any worker has committed counts as committed for all. No worker enters
@@ -257,12 +264,12 @@ def agree(
 
     Args:
         everyone: the positions of all workers, in rank order.
-        alike: for each part of the model, the ranks that hold it; by default, all ranks hold the
-            whole model.
+        alike: for each part of the model, the ranks that hold the part; by default, all ranks hold
+            the whole model.
 
     Raises:
-        GroupLostError: no worker has a whole state, the state of a part of the model is lost, or
-            shards of the optimizer are lost.
+        GroupLostError: no worker has a consistent state, the state of a part of the model is lost,
+            or shards of the optimizer are lost.
         ProgramMismatchError: the optimizer is sharded on some workers, but not on others.
 
     Example:

@@ -1,6 +1,7 @@
 """Counts the calls of `fit` of a job, so that a joining process can find the running call.
 
-An error that all workers raise ends the call on all of them; the group remains for the next call.
+If all workers raise an error, the call ends on all of them, and the group remains for the next
+call.
 """
 
 import hashlib
@@ -27,10 +28,10 @@ from tfdist.errors import GroupLostError, ProgramMismatchError
 
 
 class FitAlreadyEnded(Exception):
-    """Leaves a call of `fit` that the other workers ended before this process joined.
+    """Raised to leave a call of `fit` that the other workers ended before this process joined.
 
     Args:
-        history: the contents of the call's `History`.
+        history: the contents of the `History` of this call.
     """
 
     def __init__(self, history: dict[str, Any]) -> None:
@@ -41,11 +42,11 @@ class FitAlreadyEnded(Exception):
 class FitCalls:
     """Counts this worker's calls of `fit`, in a group of workers that may change.
 
-    A script calls `fit` in the same order on all workers, so a number identifies a call.
+    The same script runs on all workers, so the number of a call identifies it on all workers.
 
     Attributes:
-        number: the number of the last call, from 1.
-        running: whether that call is still running.
+        number: the number of the last call that has begun. The first call has the number 1.
+        running: whether the last call is still running.
     """
 
     def __init__(self) -> None:
@@ -59,10 +60,10 @@ class FitCalls:
         self.number, self.running = self.number + 1, True
 
     def describe(self, arguments: dict[str, Any], model: keras.Model) -> None:
-        """Records the properties that must be the same on all workers.
+        """Records the properties of the running call that must be the same on all workers.
 
         Args:
-            arguments: the compared arguments of the running call.
+            arguments: the arguments of `fit` that are compared.
             model: the model in training, with its variables.
         """
         self._description = (
@@ -79,14 +80,14 @@ class FitCalls:
 
     @property
     def request(self) -> str:
-        """This process's description of its current call, which it sends when it asks to join."""
+        """The description of the current call, which this process sends when it asks to join."""
         return json.dumps({"call": self.number, "description": self._description})
 
     def judge(self, request: str) -> str | None:
-        """Returns why a process cannot join; "" if it has to wait, None if it can join.
+        """Returns why a process cannot join; None if it can join, or "" if it has to wait.
 
         Args:
-            request: the process's `request`.
+            request: the `request` of the process.
 
         Raises:
             ValueError: the request is malformed.
@@ -106,7 +107,7 @@ class FitCalls:
         return None if description == mine else json.dumps({"description": mine})
 
     def raise_for(self, reason: str, me: str) -> NoReturn:
-        """Raises the error for the reason returned by another worker's `judge`.
+        """Raises the error for a reason that another worker's `judge` has returned.
 
         Raises:
             FitAlreadyEnded: the workers have ended this call.
@@ -133,7 +134,7 @@ def past_history(model: keras.Model, ended: FitAlreadyEnded) -> keras.callbacks.
 
 
 def _devices_of(model: keras.Model) -> str:
-    """Describes the devices of this process; their number and type must match on all workers."""
+    """Describes the devices of this process; all workers need the same number and type."""
     extended = extended_of(model.distribute_strategy)
     kind = tf.DeviceSpec.from_string(extended.worker_devices[0]).device_type
     where = " with sums on them" if isinstance(extended.replicas[0], GpuCommunicator) else ""
@@ -142,7 +143,7 @@ def _devices_of(model: keras.Model) -> str:
 
 def _weights_of(model: keras.Model) -> str:
     if is_pipeline_model(model):
-        return "in stages"  # each worker holds different weights
+        return "in stages"  # Workers may hold different weights.
     weights = [(tuple(w.shape), str(w.dtype), bool(w.trainable)) for w in model.weights]
     digest = hashlib.sha256(repr(weights).encode()).hexdigest()[:8]
     return f"with {len(weights)} weights (shapes and types: {digest})"
@@ -154,7 +155,8 @@ def allow_reentry(model: Any, data: TrainingData, *, keeps_rows: bool) -> Reentr
     Args:
         model: the model in training.
         data: the training data.
-        keeps_rows: whether each worker keeps its number of rows per batch when the group changes.
+        keeps_rows: whether each worker keeps its number of rows per batch when the group changes;
+            otherwise, the global batch keeps its number of rows.
     """
     extended = extended_of(model.distribute_strategy)
     keep_validation(model, data)
@@ -168,7 +170,7 @@ def allow_reentry(model: Any, data: TrainingData, *, keeps_rows: bool) -> Reentr
 
 
 def keep_validation(model: Any, data: TrainingData) -> ValidationData:
-    """Returns the validation data of a call of `fit`; creates the object if needed.
+    """Returns the `ValidationData` of a call of `fit`, and creates it if it does not exist.
 
     Args:
         model: the model in training.
@@ -188,7 +190,7 @@ _PAUSE_SECONDS = 1.0
 
 
 def whereabouts(group: Group, calls: FitCalls) -> str:
-    """Reports which call of `fit` this worker is in, and whether it waits there.
+    """Describes, for the other workers, which call of `fit` this worker is in and whether it waits.
 
     Args:
         group: the workers.
@@ -200,15 +202,18 @@ def whereabouts(group: Group, calls: FitCalls) -> str:
 
 
 def watch_others(group: Group, call: int, error: BaseException) -> None:
-    """Starts a thread that leaves the group once others have waited too long in a call of `fit`.
+    """Watches whether other workers wait for this worker in a call of `fit` that has failed here.
+
+    If they have waited for too long, this worker leaves the group, so that they can continue
+    without it. The function starts a thread, and does not wait.
 
     Args:
         group: the workers.
-        call: the number of the call that has ended on this worker.
-        error: the error that ended it.
+        call: the number of the call that an error has ended on this worker.
+        error: the error.
     """
     membership = group.membership
-    if membership is None or isinstance(error, GroupLostError):  # The others have continued.
+    if membership is None or isinstance(error, GroupLostError):  # The others do not wait.
         return
     watch = threading.Thread(
         target=_watch, args=(group, membership, call, describe(error)), daemon=True

@@ -21,24 +21,23 @@ class ReadsSnapshots(Callback):
     """Base class of callbacks that can restart `fit` from a snapshot."""
 
     def _on_state_lost(self, committed_steps: int) -> tuple[int, int] | None:
-        """Reads the newest snapshot, so that `fit` restarts there; called by all workers.
+        """Reads the newest snapshot, so that `fit` restarts from there.
+
+        All workers must call this method.
 
         Args:
             committed_steps: the number of committed steps on the most advanced worker.
 
         Returns:
-            The number of steps before the snapshot, and the number of steps trained since then. If
-            there is no snapshot: two zeros if all workers have the state before the first step,
-            else None.
+            The number of steps before the snapshot, and the number of steps that were trained after
+            it. Without a snapshot, returns two zeros if all workers have the state before the first
+            step, else None.
         """
         raise NotImplementedError
 
 
 def reader_of(callbacks: Sequence[Any]) -> Callable[[int], tuple[int, int] | None] | None:
-    """Returns the function of a callback that reads the newest snapshot; None if there is none.
-
-    The function has the argument and the result of `ReadsSnapshots._on_state_lost`.
-    """
+    """Returns the `_on_state_lost` of the first callback that can read snapshots; else None."""
     readers = (one._on_state_lost for one in callbacks if isinstance(one, ReadsSnapshots))
     return next(readers, None)
 
@@ -49,11 +48,14 @@ def _info_of(topology: Topology) -> GroupInfo:
 
 
 def tell_of_change(callbacks: Sequence[Any], before: Topology, now: Topology) -> None:
-    """Notifies callbacks of a new group; on a new chief, they continue the old chief's files.
+    """Notifies callbacks of a new group.
+
+    If this worker becomes the chief, the callbacks continue the files that the old chief has
+    written.
 
     Args:
         callbacks: the callbacks, in their order.
-        before: the last group reported to them.
+        before: the last group that was reported to the callbacks.
         now: the present group.
     """
     old, new = _info_of(before), _info_of(now)
@@ -81,7 +83,7 @@ def report_change(
         steps: the number of committed steps.
         seconds: the duration of the change.
         rows: the new number of rows of a global batch; 0 if it has not changed.
-        own: whether each worker reads batches of its own.
+        own: whether each worker reads its own batches, instead of a share of common batches.
         lost: whether a worker was lost.
     """
     if now.rank == 0:
@@ -105,22 +107,24 @@ _calls: weakref.WeakKeyDictionary[Group, FitCalls] = weakref.WeakKeyDictionary()
 
 
 def calls_of(group: Group) -> FitCalls:
-    """Returns this process's calls of `fit` in a group that may change."""
+    """Returns the counter of this process's calls of `fit` in a group that may change."""
     return _calls.setdefault(group, FitCalls())
 
 
 def membership_of(group: Group) -> Membership | None:
-    """Returns this process's membership in a group; called by all workers of the group.
+    """Returns this process's membership in a group.
+
+    All workers of the group must call this function.
 
     Returns:
-        None for a process that has yet to be admitted.
+        The membership; None if the process has not been admitted yet.
 
     Raises:
         GroupLostError: a worker was lost before the group had a membership.
     """
     if group.joiner is not None:
         return None
-    membership = group.membership  # With TFDIST_ELASTIC=1, it exists since the rendezvous.
+    membership = group.membership  # With TFDIST_ELASTIC=1, the rendezvous has created it.
     if membership is None:
         try:
             membership = Membership(group.session, group.options)
@@ -138,11 +142,11 @@ def be_admitted(group: Group) -> tuple[Membership, Session]:
     """Waits until this process has been admitted to the running job that it has found.
 
     Returns:
-        Its membership, and the session with the other workers.
+        The membership of this process, and the session with the other workers.
 
     Raises:
-        FitAlreadyEnded: the others have ended the call of `fit` that this process is in.
-        ProgramMismatchError: the others call `fit` differently.
+        FitAlreadyEnded: the other workers have ended the call of `fit` that this process is in.
+        ProgramMismatchError: the other workers call `fit` differently.
         RendezvousError: this process has not been admitted in time.
         GroupLostError: this process was admitted, but cannot form a group with the others.
     """
@@ -175,7 +179,8 @@ class NextGroup:
     Args:
         stages: the pipeline stages of the model in training.
         callbacks: the callbacks of the call of `fit`.
-        membership: decides on the group; None for a process that has yet to be admitted.
+        membership: this process's membership, which forms groups; None if the process has not been
+            admitted yet.
         min_workers: the minimum number of workers.
         max_workers: the maximum number of workers; None for any number.
 
@@ -201,23 +206,23 @@ class NextGroup:
 
     @property
     def can_grow(self) -> bool:
-        """Whether any processes wait to join, and the next group would admit them."""
+        """Whether processes are waiting to join, and the next group would admit them."""
         waiting = len(self.membership.waiting) if self.membership is not None else 0
         size, most = self._group.topology.size, self._most
         if not waiting or (most is not None and size >= most):
             return False
-        # With fewer workers, the new ones may be in no pipeline.
+        # If the pipelines were not full, the new workers might be in no pipeline.
         return not self._stages.divided or size + waiting >= (most or 0)
 
     def first(self) -> Session:
-        """Forms a group; it may be too small for training if a callback can save the state."""
+        """Forms a group, which may be too small for training if a callback can save the state."""
         return self._of_those_left(())
 
     def after(self, error: GroupShrinks | StagesMissing) -> Session:
-        """Forms the next group when the current group lacks stages or loses some of its workers.
+        """Forms the next group if the current group lacks stages, or if some of its workers leave.
 
         Args:
-            error: the reason.
+            error: the reason why the current group cannot train.
 
         Raises:
             GroupLostError: there are not enough workers for a single pipeline.
@@ -230,7 +235,7 @@ class NextGroup:
         if self._group.topology.is_chief:
             logger.warning(f"{error} Training waits for new workers, to continue from a snapshot.")
         try:
-            # There is nothing to save.
+            # No worker has a whole state that it could save.
             check = functools.partial(preemption.check, saved=False)
             return self._form(check, min_workers=size, max_workers=size)
         except GroupLostError as lost:
@@ -240,8 +245,8 @@ class NextGroup:
         """Forms a group that is large enough for training.
 
         Args:
-            saved: whether the state is saved. If so, SIGTERM during the wait ends this worker with
-                the exit code that requests a restart.
+            saved: whether the state has been saved. If so, SIGTERM during the wait ends this worker
+                with the exit code that requests a restart.
         """
         check = functools.partial(preemption.check, saved=saved)
         return self._form(check)
@@ -252,7 +257,7 @@ class NextGroup:
         if left < self.min_workers and any(map(saves_before_waits, self._callbacks.callbacks)):
             return self._form(check, min_workers=1, joiners_welcome=False)
         if lost and left >= self.min_workers and self._stages.divided:
-            return self._form(check, joiners_welcome=False)  # joiners may be in no pipeline
+            return self._form(check, joiners_welcome=False)  # Joiners might be in no pipeline.
         return self._form(check)
 
     def _form(self, check: Callable[[], None], **changes: Any) -> Session:

@@ -1,4 +1,4 @@
-"""SIGTERM: a worker saves its state and leaves while the others continue."""
+"""Handles SIGTERM: a worker saves its state and leaves, while the other workers continue."""
 
 import contextlib
 import json
@@ -28,9 +28,9 @@ class Preemption:
 
     Attributes:
         asked: whether SIGTERM has arrived during `fit`.
-        release: called by all workers at the end of a step if one of them received SIGTERM. Raises
-            if only some workers leave, and returns if all must leave. Set by training that can
-            continue without some workers.
+        release: a function that all workers call at the end of a step if one of them has received
+            SIGTERM. It raises an exception if only some workers leave, and returns if all must
+            leave. Training that can continue without some workers sets this function.
     """
 
     def __init__(self) -> None:
@@ -50,17 +50,17 @@ class Preemption:
 
     @contextlib.contextmanager
     def heeding(self) -> Iterator[None]:
-        """Within this context, SIGTERM requests saving and exiting, and does not end the process.
+        """Lets SIGTERM request that `fit` saves the state and exits, instead of ending the process.
 
         Further signals have no effect: a worker may receive a scheduler's signal twice, directly
         and from its launcher. For the same reason, SIGTERM stays ignored after this context if the
-        worker exits with the code that reports a saved state. Processes forked within the context
-        get the previous handler.
+        worker exits with the code that reports a saved state. Processes that are forked within the
+        context get the previous handler.
 
         Outside of the main thread, where Python allows no handlers, this context does nothing.
         """
         before = signal.getsignal(signal.SIGTERM)
-        # None if the handler was not installed from Python.
+        # `before` is None if the handler was not installed from Python.
         if before in (None, self._handle) or not _in_main_thread():
             yield
             return
@@ -71,7 +71,7 @@ class Preemption:
             with step_exchange.asking(Request.SAVE_AND_EXIT, lambda: self.asked):
                 yield
         except SystemExit as error:
-            self.asked = False  # This process ends, as it was asked to.
+            self.asked = False  # This process ends, as the signal has requested.
             if error.code == PREEMPTED:
                 after = signal.SIG_IGN
             raise
@@ -80,20 +80,20 @@ class Preemption:
                 signal.signal(signal.SIGTERM, after)
             if after is before:
                 self._before = None
-            if self.asked:  # Training ended before the request was granted.
+            if self.asked:  # Training ended before a step could save the state.
                 self.asked = False
                 signal.raise_signal(signal.SIGTERM)
 
     def check(self, *, saved: bool) -> None:
         """Ends a wait for other workers if SIGTERM has arrived.
 
-        If the state is not saved, calls the handler that was installed before `fit`.
+        If the state has not been saved, this calls the handler that was installed before `fit`.
 
         Args:
-            saved: whether the state of the training is saved.
+            saved: whether the state of training has been saved.
 
         Raises:
-            SystemExit: SIGTERM has arrived, and the state is saved.
+            SystemExit: SIGTERM has arrived, and the state has been saved.
         """
         if not self.asked:
             return
@@ -106,11 +106,12 @@ class Preemption:
         signal.signal(signal.SIGTERM, self._handle)
 
     def later_check(self) -> Callable[[], None]:
-        """Returns a check to call repeatedly during one wait for a new group.
+        """Returns a function to call repeatedly while this worker waits for a new group.
 
-        A group usually forms within a second, and its first step saves the state and exits. If the
-        group takes longer, because a worker is busy or silent, the check ends the wait: the
-        launcher kills this process soon in any case.
+        If SIGTERM arrives during the wait, a group usually forms within a second, and this worker
+        saves its state and exits in the first step of the group. If the group takes longer, because
+        a worker is busy or silent, the function ends the wait: the launcher would soon kill this
+        process in any case.
         """
         since: float | None = None
 
@@ -160,11 +161,11 @@ def release(
     min_workers: int,
     steps: int,
 ) -> None:
-    """Releases the workers that received SIGTERM; called by all workers at the end of a step.
+    """Releases the workers that have received SIGTERM from the group.
 
-    Returns if all workers must leave. This is the case if all of them received SIGTERM, if the
-    others could not continue, or if a launcher would treat the exit of one worker as the end of the
-    job.
+    All workers must call this function at the end of a step. It returns if all workers must leave.
+    This is the case if all of them have received SIGTERM, if the others could not continue, or if a
+    launcher would treat the exit of one worker as the end of the job.
 
     Args:
         group: the workers.
@@ -176,7 +177,7 @@ def release(
 
     Raises:
         SystemExit: this worker leaves, and others continue.
-        GroupShrinks: others leave.
+        GroupShrinks: other workers leave, and this worker continues.
         TfdistError: a worker is lost.
     """
     time.sleep(_GATHER_SECONDS)
@@ -197,7 +198,7 @@ def release(
     if me not in leaving:
         membership.release(leaving)
         raise GroupShrinks(leaving)
-    with contextlib.suppress(TfdistError):  # The remaining workers form a new group in any case.
+    with contextlib.suppress(TfdistError):  # The others form a new group even if this fails.
         membership.release(leaving)
     raise SystemExit(PREEMPTED)
 
@@ -214,8 +215,8 @@ def can_go_on(
     Args:
         leaving: the ranks that leave.
         held: each worker's shards of a sharded optimizer, in rank order.
-        alike: for each part of the model, the ranks that hold it; None if all ranks hold the whole
-            model.
+        alike: for each part of the model, the ranks that hold the part; None if all ranks hold the
+            whole model.
         min_workers: the minimum number of remaining workers.
         steps: the number of committed steps.
 

@@ -1,4 +1,4 @@
-"""Continues training in another group of workers, in the same process."""
+"""Continues training in the same process, but in another group of workers."""
 
 import dataclasses
 import functools
@@ -43,7 +43,8 @@ class StaleGraphs:
 
     Args:
         model: the model in training.
-        divided: whether the workers hold pipeline stages, whose functions depend on the group.
+        divided: whether the model is divided into pipeline stages. The functions of stages depend
+            on the group.
     """
 
     def __init__(self, model: keras.Model, *, divided: bool) -> None:
@@ -59,7 +60,7 @@ class StaleGraphs:
         self._traces = True
         self._extended.traces_know_group = False
         if not self._divided:
-            # A newcomer needs this as well: its `fit` has already created the function.
+            # A new worker needs this as well: its `fit` has already created the train function.
             self._model.make_train_function(force=True)
             self._model.test_function = self._model.predict_function = None
 
@@ -78,15 +79,17 @@ class StaleGraphs:
 
 
 class RestartFit(Exception):
-    """Leaves `fit`, in order to enter it again as in a process that has just started."""
+    """Raised to leave `fit` and enter it again, as if the process had just started."""
 
 
 def go_back(lost: GroupLostError, entries: Entries, group: Group, committed_steps: int) -> None:
-    """Restarts `fit` from the last snapshot; called by all workers.
+    """Restarts `fit` from the last snapshot.
+
+    All workers must call this function.
 
     Args:
-        lost: why no worker can continue.
-        entries: the state shared by all entries of the call of `fit`.
+        lost: the error that says why no worker can continue.
+        entries: the state of the call of `fit`, which may be entered repeatedly.
         group: the workers; some may be new.
         committed_steps: the number of committed steps on the most advanced worker.
 
@@ -138,12 +141,13 @@ _FAILURES = (
 
 
 def is_loss(error: BaseException, session: Session, causes: Sequence[Cause]) -> bool:
-    """Whether an error was caused by the loss of a worker; does not wait.
+    """Whether an error was caused by a loss of a worker that has already been detected.
 
     Args:
-        error: the error, raised in `fit`.
-        session: the session of the group; is informed of a loss that only the core has detected.
-        causes: why communicators of the group were aborted.
+        error: an error that was raised in `fit`.
+        session: the session of the group. If only the native core has detected the loss, this
+            function reports the loss to the session.
+        causes: the causes for which communicators of the group were aborted.
     """
     if not _may_come_from_others(error):
         return False
@@ -156,16 +160,18 @@ def is_loss(error: BaseException, session: Session, causes: Sequence[Cause]) -> 
 def find_farewell(
     error: BaseException, topology: Topology, causes: Sequence[Cause]
 ) -> Cause | None:
-    """Returns another worker's report that its step has failed, or that it leaves; or None.
+    """Returns a report from another worker; None if there is no such report.
+
+    With a report, a worker says that its step has failed, or that it leaves the group.
 
     Args:
-        error: the error, raised in `fit`.
+        error: an error that was raised in `fit`.
         topology: the group.
-        causes: why communicators of this process were aborted.
+        causes: the causes for which communicators of this process were aborted.
     """
     if not _may_come_from_others(error):
         return None
-    # Communicators among this worker's devices name devices, not workers.
+    # The causes of communicators among this worker's devices name devices, not workers.
     workers = enumerate(topology.workers)
     others = {str(worker) for rank, worker in workers if rank != topology.rank}
     said = (one for one in causes if one.event in (FAILED, LEFT) and one.worker in others)
@@ -175,17 +181,17 @@ def find_farewell(
 def await_end(
     farewell: Cause, session: Session, silence: float, check: Callable[[], object]
 ) -> bool:
-    """Waits for a worker's process to end after the worker has reported a failure, or left.
+    """Waits for the end of a worker's process, after the worker has reported a failure or left.
 
-    Its process is still alive, so the session has reported no loss. Most exceptions end the
-    process, and the session then reports the loss. If the program catches the exception, the
-    worker continues, and may soon need this group again.
+    While the process is alive, the session reports no loss. Most exceptions end the process, and
+    the session then reports the loss. If the program catches the exception, the worker continues,
+    and may soon need this group again. So the duration of the wait is limited.
 
     Args:
         farewell: the worker's report.
         session: the session of the group.
         silence: the number of seconds after which a silent worker counts as lost.
-        check: called repeatedly during the wait; may raise.
+        check: a function that is called repeatedly during the wait, and may raise an error.
 
     Returns:
         Whether a worker is lost.
@@ -201,7 +207,7 @@ def await_end(
 
 
 def _has_lost(session: Session) -> bool:
-    """Whether the loss of a worker has ended a session."""
+    """Whether a session has ended because a worker was lost."""
     try:
         session.check()
     except PeerLostError:
@@ -224,13 +230,14 @@ class Recovery:
 
     Args:
         model: the model in training.
-        entries: the state shared by all entries of the call.
-        membership: decides on the group; None for a process that has yet to be admitted.
+        entries: the state of the call, which may be entered repeatedly.
+        membership: this process's membership, which forms groups; None if the process has not been
+            admitted yet.
         min_workers: the minimum number of workers.
         max_workers: the maximum number of workers; None for any number.
         keeps_rows: whether each worker keeps its number of rows per batch when the group changes;
             otherwise, the global batch keeps its number of rows.
-        shards: this worker's state of a sharded optimizer.
+        shards: this worker's part of the state of a sharded optimizer.
     """
 
     def __init__(
@@ -262,27 +269,29 @@ class Recovery:
             min_workers=min_workers,
             max_workers=max_workers,
         )
-        self._steps_before: dict[int, int] = {}  # committed steps before each recent epoch
-        self._known = self._group.topology  # the last group reported to callbacks
-        self._lost: GroupLostError | None = None  # why no worker has the state
-        self._changed_at = (-1, 0)  # the step of the last change, and the changes at that step
+        self._steps_before: dict[int, int] = {}  # the committed steps before each recent epoch
+        self._known = self._group.topology  # the last group that was reported to callbacks
+        self._lost: GroupLostError | None = None  # the reason why no worker has the state
+        self._changed_at = (-1, 0)  # the step of the last change, and the number of changes there
 
     @property
     def membership(self) -> Membership | None:
-        """This process's membership; None before it is admitted."""
+        """This process's membership; None before the process is admitted."""
         return self._next.membership
 
     @property
     def can_grow(self) -> bool:
-        """Whether any processes wait to join, and the next group would admit them."""
+        """Whether processes are waiting to join, and the next group would admit them."""
         return self._next.can_grow
 
     def release(self) -> None:
-        """Releases the workers that received SIGTERM, if the others can continue; called by all.
+        """Releases the workers that have received SIGTERM, if the other workers can continue.
+
+        All workers must call this method.
 
         Raises:
             SystemExit: this worker leaves, and others continue.
-            GroupShrinks: others leave.
+            GroupShrinks: other workers leave, and this worker continues.
             TfdistError: a worker is lost.
         """
         assert self.membership is not None
@@ -303,7 +312,7 @@ class Recovery:
         self._data.epoch_begins()
 
     def batch_begins(self) -> None:
-        """Marks the restored state as valid, once all workers have restored it."""
+        """Prepares for a step, and marks a restored state as valid once all workers have it."""
         if self._extended.progress.torn:
             self._group.exchange("state restored", "")
             self._extended.progress.torn = False
@@ -311,7 +320,11 @@ class Recovery:
         self.graphs.step_begins()
 
     def can_help(self, error: BaseException) -> bool:
-        """Whether an error was caused by the loss of a worker, and another group may be formed."""
+        """Whether an error was caused by the loss of a worker, and another group may be formed.
+
+        If another worker has reported a failure, this method waits until that worker's process ends
+        or has had enough time to end.
+        """
         steps, times = self._changed_at
         if self._extended.progress.committed_steps == steps and times > _MAX_CHANGES:
             return False
@@ -328,7 +341,8 @@ class Recovery:
         """Forms another group, and brings this worker to the common position.
 
         Args:
-            leave: lists the workers that leave; None if workers are lost or wait to be admitted.
+            leave: lists the workers that leave; None if workers are lost, or if processes are
+                waiting to be admitted.
 
         Raises:
             SystemExit: SIGTERM arrived while this worker waited for others.
@@ -336,7 +350,7 @@ class Recovery:
         """
         began, lost = time.monotonic(), bool(leave or self._group.session.lost_ranks)
         self._callbacks.stopped = bool(self._model.stop_training)
-        step_exchange.grant(Request(0))  # Pending requests are repeated in the next step.
+        step_exchange.grant(Request(0))  # The next step repeats requests that are still pending.
         form: Callable[[], Session] = self._next.first
         if leave is not None:
             form = functools.partial(self._next.after, leave)
@@ -345,7 +359,7 @@ class Recovery:
                 agreement = self._enter(form(), is_new=False)
                 if self._group.topology.size < self._next.min_workers:
                     saved = False
-                    if agreement and not agreement.newcomers:  # Newcomers have nothing to save.
+                    if agreement and not agreement.newcomers:  # New workers have nothing to save.
                         saved = self._save_before_waiting(agreement)
                     session = self._next.large_enough(saved=saved)
                     agreement = self._enter(session, is_new=False)
@@ -366,7 +380,7 @@ class Recovery:
         """Waits to be admitted, and brings this worker to the position of the others.
 
         Raises:
-            FitAlreadyEnded: the others have ended this call of `fit`.
+            FitAlreadyEnded: the other workers have ended this call of `fit`.
             RestartFit: no remaining worker has the state, so `fit` must be entered again.
             TfdistError: this worker was not admitted, or cannot continue.
         """
@@ -413,7 +427,7 @@ class Recovery:
         if takes:
             has_own = not (is_new or mine.is_torn or redoes)
             replaced = state_transfer.ReplacedValues() if has_own else None
-            self._extended.progress.torn = True  # until the whole state has arrived
+            self._extended.progress.torn = True  # This holds until the whole state has arrived.
         if redoes:
             self._extended.progress.redo()
         if agreement.shards is not None:
@@ -437,7 +451,7 @@ class Recovery:
     def _share_state(
         self, agreement: Agreement, *, takes: bool, replaced: state_transfer.ReplacedValues | None
     ) -> None:
-        """Broadcasts the state; if this fails, restores this worker's previous values."""
+        """Broadcasts the state; if the broadcast fails, restores this worker's previous values."""
         source = self._stages.position_of(agreement.sources[self._group.session.rank])
         workers = self._extended.workers
         try:
@@ -446,7 +460,7 @@ class Recovery:
             )
         except BaseException:
             if replaced is not None:
-                # The lost worker may be the only one that was a step ahead.
+                # If only the lost worker was a step ahead, the previous values are needed again.
                 self._extended.progress.torn = not replaced.put_back()
             raise
 
@@ -457,7 +471,7 @@ class Recovery:
         self._changed_at = steps, times + 1 if before == steps else 1
 
     def _lose(self, error: GroupLostError, steps: int) -> None:
-        """Records that no worker has the full state, and sets the common number of steps."""
+        """Records that no worker has the whole state, and sets the common number of steps."""
         self._lost = error
         self._stand_at(steps)
         self._extended.progress.torn = True
@@ -522,19 +536,19 @@ class Recovery:
             self._steps_before = {entry.epoch: agreement.steps - entry.batches}
 
     def _go_on(self, agreement: Agreement) -> None:
-        """Prepares the next entry into `fit`."""
+        """Prepares to enter `fit` again, at the common position."""
         batches = self._batches(agreement)
         self._reentry.go_on(batches, self._totals.restore if batches else lambda: None)
         self._data.enter_again()
 
     def _end_last_batch(self, agreement: Agreement) -> None:
-        """Ends the last committed batch for callbacks that have not seen its end."""
+        """Calls the callbacks that were not yet called at the end of the last committed batch."""
         reentry, batches = self._reentry, self._batches(agreement)
         if reentry.last_batch is not None and batches >= reentry.taken:
             self._callbacks.end_batch(*reentry.last_batch, reentry.logs, agreement.seen)
 
     def _batches(self, agreement: Agreement) -> int:
-        """Returns the number of batches trained in the epoch that was read last."""
+        """Returns the number of trained batches in the last epoch for which data was read."""
         return agreement.steps - self._steps_before.get(self._reentry.read, agreement.steps)
 
     def _report(self, seconds: float, *, lost: bool) -> None:

@@ -1,4 +1,4 @@
-"""Transfers the state of a training to a joining worker."""
+"""Transfers the state of training to a joining worker."""
 
 import dataclasses
 import json
@@ -24,11 +24,11 @@ _FRESH = "beginning of the data"
 
 @dataclasses.dataclass(frozen=True)
 class EntryPosition:
-    """The position at which a call of `fit` is entered.
+    """The position at which a joining worker enters a call of `fit`.
 
     Attributes:
         document: the part of the position that JSON can represent.
-        arrays: the other parts of the position.
+        arrays: the other parts of the position, by name.
     """
 
     document: dict[str, Any]
@@ -36,12 +36,12 @@ class EntryPosition:
 
     @property
     def batches(self) -> int:
-        """The number of trained batches of `epoch`."""
+        """The number of batches of `epoch` that have been trained."""
         return int(self.document["batches"])
 
     @property
     def epoch(self) -> int:
-        """The epoch that was read last."""
+        """The last epoch for which data was read."""
         return int(self.document["epoch"])
 
 
@@ -51,7 +51,7 @@ def entry_of(callbacks: DeliveredOnce, data: TrainingData, batches: int) -> Entr
     Args:
         callbacks: the worker's callbacks.
         data: the training data.
-        batches: the number of trained batches of the epoch that was read last.
+        batches: the number of trained batches in the last epoch for which data was read.
     """
     reentry, separate = data.reentry, data.separate
     assert reentry is not None
@@ -96,7 +96,7 @@ def enter_at(
         epoch: the epoch that all workers enter.
         callbacks: this worker's callbacks.
         data: this worker's data.
-        restore_metrics: sets the metrics of the running epoch.
+        restore_metrics: a function that restores the metrics of the running epoch.
     """
     document, reentry = entry.document, data.reentry
     assert reentry is not None
@@ -125,10 +125,10 @@ def enter_at(
     callbacks.enter_at(epoch, document["epochs_begun"], restore)
     batches = document["batches"]
     if document["separate"] is not None:
-        # This worker has not distributed any data for this group.
+        # The generation -1 means that this worker has not divided any data for a group yet.
         data.separate = dataclasses.replace(SeparateBatches(**document["separate"]), generation=-1)
     if document["separate"] is not None and (epoch > entry.epoch or not batches):
-        pass  # All workers begin an epoch and divide the data again.
+        pass  # All workers begin an epoch, and divide the data again.
     elif document["has_ended"] or epoch < entry.epoch:
         if epoch < entry.epoch:  # The sender has already made an iterator for the next epoch.
             made = position.iterators - 1
@@ -140,7 +140,7 @@ def enter_at(
     elif batches or document["has_untrained"] or position.begun:
 
         def ready() -> None:
-            set_random()  # Until now, the generators had their states from the epoch's beginning.
+            set_random()  # Until now, the generators had the states of the beginning of the epoch.
             restore_metrics()
             if (
                 document["has_untrained"]
@@ -157,13 +157,13 @@ def enter_at(
 
 
 def encode(entry: EntryPosition) -> bytes:
-    """Serializes an entry for other workers."""
+    """Serializes a position for other workers."""
     stored = [StoredArray(key, values) for key, values in entry.arrays.items()]
     return part_bytes(stored, entry.document)
 
 
 def decode(contents: bytes) -> EntryPosition:
-    """Returns the entry from the bytes of `encode`."""
+    """Returns the position that `encode` has serialized."""
     part = PartFile(contents, "the entry")
     arrays = {key: part.values(number) for number, (key, _) in enumerate(part.keys)}
     return EntryPosition(part.document, arrays)
@@ -175,7 +175,7 @@ _MAX_KEPT_BYTES = 1 << 30
 
 
 class ReplacedValues:
-    """Keeps the values that a transfer replaces, and puts them back if it fails."""
+    """Keeps the values that a transfer replaces, to put them back if the transfer fails."""
 
     def __init__(self) -> None:
         self._kept: list[tuple[Callable[[Any], object], tf.Tensor]] = []
@@ -191,7 +191,7 @@ class ReplacedValues:
             self._kept.append((assign, tf.identity(value)))
 
     def put_back(self) -> bool:
-        """Assigns the kept values again; returns whether all replaced values had been kept."""
+        """Assigns the kept values again, and returns whether all replaced values were kept."""
         for assign, value in self._kept:
             assign(value)
         return self._bytes <= _MAX_KEPT_BYTES
@@ -206,20 +206,21 @@ def share_state(
     takes: bool,
     replaced: ReplacedValues | None,
 ) -> None:
-    """Broadcasts weights, the optimizer's state and the metrics' totals; called by all workers.
+    """Broadcasts weights, the optimizer's state and the metrics' totals.
 
-    Values that differ between workers, such as shards of the optimizer's state, are left out.
+    Values that differ between workers, such as shards of the optimizer's state, are left out. All
+    workers must call this function.
 
     Args:
         model: the model in training.
-        totals: the totals of its metrics.
+        totals: the totals of the model's metrics.
         workers: the communicator of the workers that hold the same part of the model.
         source: the rank that has the state.
         takes: whether this worker assigns the received values.
-        replaced: keeps the values that are replaced on this worker; None if they are not needed.
+        replaced: keeps this worker's values that are replaced; None if they will not be needed.
 
     Raises:
-        ProgramMismatchError: a worker lacks a variable of the state; the same error on all.
+        ProgramMismatchError: a worker lacks a variable of the state. All workers raise this error.
     """
     held = {one.key: (one.read, one.assign) for one in held_variables(model) if one.is_common}
     kept = {key: (total.read_value, total.assign) for key, total in totals.by_place().items()}

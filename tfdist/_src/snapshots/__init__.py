@@ -1,1 +1,1 @@
-"""Snapshots of a whole training, and exact resume from them."""
+"""Snapshots of the whole state of training, from which training resumes exactly."""

@@ -28,7 +28,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
         write: writes the contents to the open file.
 
     Raises:
-        OSError: the file cannot be written; no partial file remains.
+        OSError: the file cannot be written. No partial file remains.
     """
     unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
@@ -75,8 +75,8 @@ _DAMAGES = (
     ValueError,
     LookupError,
     EOFError,
-    NotImplementedError,  # for a damaged header: an unknown compression
-    RuntimeError,  # for a damaged header: an encrypted file
+    NotImplementedError,  # A damaged header may name an unknown compression.
+    RuntimeError,  # A damaged header may say that the file is encrypted.
     zipfile.BadZipFile,
     zlib.error,
 )
@@ -84,12 +84,12 @@ _DAMAGES = (
 
 @dataclass(frozen=True)
 class StoredArray:
-    """An array of the training's state, or some of its elements.
+    """An array of the state of training, or some elements of the array.
 
     Attributes:
         key: the array's name.
-        values: the whole array, or a flat part of it.
-        start: the index of a flat part's first element in the flattened array; None if whole.
+        values: the whole array, or a range of elements of the flattened array.
+        start: the index of the first element of such a range; None for the whole array.
     """
 
     key: str
@@ -98,7 +98,7 @@ class StoredArray:
 
 
 class DamagedError(Exception):
-    """A part cannot be read; the message names it and gives the reason."""
+    """A part cannot be read; the message names the part and gives the reason."""
 
 
 def write_part(path: Path, stored: Sequence[StoredArray], document: dict[str, Any]) -> None:
@@ -106,7 +106,7 @@ def write_part(path: Path, stored: Sequence[StoredArray], document: dict[str, An
 
     Args:
         path: the file.
-        stored: the arrays, of any type that TensorFlow's variables have.
+        stored: the arrays, of any dtype that a TensorFlow variable can have.
         document: data that JSON can represent.
 
     Raises:
@@ -116,7 +116,7 @@ def write_part(path: Path, stored: Sequence[StoredArray], document: dict[str, An
 
 
 def part_bytes(stored: Sequence[StoredArray], document: dict[str, Any]) -> bytes:
-    """Returns a part as bytes, as `write_part` would write it."""
+    """Returns the bytes of the file that `write_part` would write."""
     buffer = io.BytesIO()
     _write(buffer, stored, document)
     return buffer.getvalue()
@@ -131,10 +131,10 @@ def _write(file: BinaryIO, stored: Sequence[StoredArray], document: dict[str, An
 
 
 class PartFile:
-    """Reads a part, and its arrays on request.
+    """Reads a part of a snapshot; each array is read when it is needed.
 
     Args:
-        source: the file, or its contents.
+        source: the path of the file, or the contents of the file.
         name: the name of the part in messages.
 
     Attributes:
@@ -198,8 +198,8 @@ class PartIndex:
     """Finds arrays in the parts of a snapshot.
 
     Args:
-        files: the parts, by the rank that wrote them.
-        size: the number of workers of the snapshot.
+        files: maps the rank that wrote each available part to the part.
+        size: the number of workers that took the snapshot.
     """
 
     def __init__(self, files: Mapping[int, PartFile], size: int) -> None:
@@ -211,7 +211,7 @@ class PartIndex:
                 self._locations[key].append((start, rank, number))
 
     def document(self, rank: int) -> dict[str, Any] | None:
-        """A worker's document; None if its part is missing."""
+        """Returns the document of a worker; None if the worker's part is missing."""
         file = self._files.get(rank)
         return None if file is None else file.document
 
@@ -229,14 +229,15 @@ class PartIndex:
         return key in self._locations
 
     def whole(self, key: str, shape: tuple[int, ...] | None = None) -> Array:
-        """Returns an array that is stored as a whole, or assembles it from flat parts.
+        """Returns a whole array, which may be assembled from ranges in several parts.
 
         Args:
-            key: its name.
-            shape: the shape of an assembled array, if the sizes match; flat by default.
+            key: the name of the array.
+            shape: the shape for an assembled array. Without a shape, or if the number of elements
+                does not match, the array is flat.
 
         Raises:
-            KeyError: the array, or a range of it, is in no part.
+            KeyError: no part contains the array, or a range of it.
             DamagedError: a part cannot be read.
         """
         locations = self._locations.get(key)
@@ -276,7 +277,7 @@ class PartIndex:
         return found[start:stop]
 
     def check(self, prefixes: tuple[str, ...]) -> None:
-        """Reads the arrays with one of these name prefixes, to verify that they are readable.
+        """Reads all arrays with one of these prefixes of names, to verify that they are readable.
 
         Raises:
             DamagedError: a part cannot be read.

@@ -29,12 +29,12 @@ _PART = re.compile(r"rank-(\d+)-of-(\d+)\.npz")
 
 
 class SnapshotId(NamedTuple):
-    """Identifies a snapshot; ordered by step.
+    """Identifies a snapshot. Identities are ordered by step.
 
     Attributes:
         step: the number of trained steps.
-        run: identifies the call of `fit` that took the snapshot; later calls sort later.
-        size: the number of workers.
+        run: identifies the call of `fit` that took the snapshot. Later calls have greater values.
+        size: the number of workers that took the snapshot.
     """
 
     step: int
@@ -43,7 +43,7 @@ class SnapshotId(NamedTuple):
 
 
 def new_run() -> str:
-    """Returns a name for a call of `fit`."""
+    """Returns the `SnapshotId.run` of a new call of `fit`."""
     return f"{time.time_ns() // 1_000_000:012x}"
 
 
@@ -59,7 +59,7 @@ class SnapshotFolder:
 
     @classmethod
     def at(cls, directory: str | os.PathLike[str]) -> SnapshotFolder:
-        """Returns the folder at a path given by the user.
+        """Returns the folder at a path that the user has passed.
 
         Raises:
             ValueError: the path is not local.
@@ -85,7 +85,7 @@ class SnapshotFolder:
         make_folder(self._of(snapshot))
 
     def parts(self) -> dict[SnapshotId, list[int]]:
-        """The snapshots that this worker can see, and the ranks of the parts in them."""
+        """Returns the snapshots that this worker can see, and the ranks of the parts in each."""
         found: defaultdict[SnapshotId, list[int]] = defaultdict(list)
         for folder in self._folders():
             step, run = folder.name.removeprefix("step-").split("-")
@@ -107,7 +107,8 @@ class SnapshotFolder:
 
     def clear(self) -> None:
         """Deletes all snapshots, and the directory if it is then empty."""
-        for path in sorted(self._folders()):  # The newest last: it does not need the others.
+        # The newest snapshot is deleted last, because training can resume from it alone.
+        for path in sorted(self._folders()):
             shutil.rmtree(path, ignore_errors=True)
         try:
             self.path.rmdir()
@@ -122,7 +123,7 @@ class SnapshotFolder:
 
 
 def _inside(folder: Path) -> list[Path]:
-    """The entries of a directory; none if another worker has deleted it in the meantime."""
+    """Returns the entries of a directory; an empty list if another worker has deleted it."""
     try:
         return list(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -135,12 +136,12 @@ Inventory = Mapping[SnapshotId, Sequence[int]]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A snapshot that may be resumed from.
+    """A snapshot from which training may resume.
 
     Attributes:
-        snapshot: its identity.
-        holders: for each existing part, by the rank that wrote it, the present workers that can
-            read it, in order.
+        snapshot: the identity of the snapshot.
+        holders: maps the rank that wrote each existing part to the present workers that can read
+            the part, in rank order.
         workers: the present number of workers.
     """
 
@@ -150,17 +151,17 @@ class Candidate:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all of its parts exist."""
+        """Whether all parts of the snapshot exist."""
         return len(self.holders) == self.snapshot.size
 
     @property
     def missing(self) -> list[int]:
-        """The ranks without a part."""
+        """The ranks that have no part in the snapshot."""
         return [rank for rank in range(self.snapshot.size) if rank not in self.holders]
 
     @property
     def to_send(self) -> dict[int, int]:
-        """For each part that some worker cannot read, the worker that sends it."""
+        """Maps each part that some workers cannot read to the worker that sends the part."""
         return {
             part: holders[0]
             for part, holders in sorted(self.holders.items())
@@ -175,7 +176,7 @@ def candidates(inventories: Sequence[Inventory]) -> list[Candidate]:
     snapshots precede older snapshots.
 
     Args:
-        inventories: the snapshots that each worker can see, in rank order.
+        inventories: for each worker, in rank order, the snapshots that the worker can see.
 
     Example:
         >>> old, new = SnapshotId(10, "a", 2), SnapshotId(20, "a", 2)
@@ -193,7 +194,7 @@ def candidates(inventories: Sequence[Inventory]) -> list[Candidate]:
     return sorted(several, key=lambda c: (c.is_complete, c.snapshot), reverse=True)
 
 
-_LOOKED_AT = 5  # The number of snapshots among which `_last_complete` searches.
+_LOOKED_AT = 5  # The number of the newest snapshots in which `_last_complete` looks.
 POSITION = "position of the data of worker"
 FRESH = "beginning of the data of worker"
 VALIDATION = "validation data of worker"
@@ -206,13 +207,14 @@ class Restored:
     """A snapshot that has been read.
 
     Attributes:
-        folder: its folder.
-        snapshot: its identity.
-        document: this worker's document, or the first available one if this worker is new.
-        is_own: whether the document is this worker's own, from a job of the same size.
-        values: the values of the variables; variables that the snapshot lacks are left out.
-        parts: the parts, which contain all other state; the reader of this state closes them.
-        lost: the names of state that could not be restored, for messages.
+        folder: the folder of the snapshot.
+        snapshot: the identity of the snapshot.
+        document: the document of this worker if `is_own`, else the first available document.
+        is_own: whether this worker wrote the document, in a job of the same size.
+        values: the values of the variables, except for variables that the snapshot lacks.
+        parts: the parts of the snapshot, which contain all other state. Code that reads this state
+            closes the parts.
+        lost: the names of the state that could not be restored, for messages.
     """
 
     folder: Path
@@ -237,23 +239,24 @@ def read_newest(
     *,
     whole_parts: Collection[str],
 ) -> Restored | None:
-    """Reads the newest snapshot that the workers can assemble; called by all of them.
+    """Reads the newest snapshot that the workers can assemble.
 
-    If a snapshot is damaged, warns and reads the previous one.
+    If a snapshot is damaged, the function logs a warning and reads the previous one. All workers
+    must call this function.
 
     Args:
         folder: this worker's folder, which may be shared.
-        held: returns the variables of this worker.
+        held: a function that returns this worker's variables, given the names in the snapshot.
         workers: all workers.
         optimizers: the classes of the model's optimizers, by the optimizers' names.
-        whole_parts: the parts of the state that each worker holds entirely, by their names:
-            `"model"`, or the name of an optimizer.
+        whole_parts: the names of the parts of the state that each worker holds entirely, as
+            returned by `parts_held_entirely`.
 
     Returns:
-        None if there is no snapshot to resume from.
+        The snapshot; None if there is no snapshot to resume from.
 
     Raises:
-        SnapshotError: the snapshots are of another model, or all are damaged.
+        SnapshotError: the snapshots are of another model, or all snapshots are damaged.
     """
     parts = folder.parts()
     mine = {json.dumps(s): ranks for s, ranks in parts.items()}
@@ -265,7 +268,7 @@ def read_newest(
     ]
     last = max((step for _, step in answers), default=-1)
     several = candidates(inventories)
-    # Later incomplete snapshots were never finished, because a worker had not written its part.
+    # Incomplete snapshots after the step `last` are unfinished: some workers never wrote a part.
     found = [c for c in several if c.is_complete or c.snapshot.step <= last]
     if several and not found and workers.rank == 0:
         logger.warning(
@@ -298,7 +301,7 @@ def read_newest(
 
 
 def _last_complete(folder: SnapshotFolder, parts: Mapping[SnapshotId, Sequence[int]]) -> int:
-    """The step of the last snapshot that all workers had written, according to local files."""
+    """Returns the step of the last snapshot that all workers wrote, according to local files."""
     steps = [-1]
     for snapshot in sorted(parts, reverse=True)[:_LOOKED_AT]:
         for rank in parts[snapshot][:1]:
@@ -319,7 +322,11 @@ def _read(
     optimizers: dict[str, list[str]],
     whole_parts: Collection[str],
 ) -> tuple[Restored | None, tuple[str, str] | None]:
-    """Reads a snapshot; the second value is the kind of problem and its description, if any."""
+    """Reads a snapshot.
+
+    Returns:
+        The snapshot and None; or None and the problem, as its kind and its description.
+    """
     snapshot = candidate.snapshot
     try:
         sources = _sources(folder, candidate, workers)
@@ -365,7 +372,7 @@ def _classes(optimizers: dict[str, list[str]]) -> str:
 def _check_all_taken(
     parts: PartIndex, held: Sequence[HeldVariable], whole_parts: Collection[str]
 ) -> None:
-    """Checks that all stored weights and slots of `whole_parts` have a variable on this worker.
+    """Checks that this worker has a variable for each stored weight and slot of `whole_parts`.
 
     Raises:
         ValueError: the snapshot is of a model with more variables.
@@ -378,7 +385,7 @@ def _check_all_taken(
 
 
 def _value_of(held: HeldVariable, parts: PartIndex, workers: Workers, is_own: bool) -> Array | None:
-    """Returns the value of a variable; None if it was lost with a worker.
+    """Returns the value of a variable; None if the value was lost with a worker.
 
     Raises:
         KeyError: the snapshot lacks the variable.
@@ -390,7 +397,7 @@ def _value_of(held: HeldVariable, parts: PartIndex, workers: Workers, is_own: bo
     if held.is_worker_local and held.receives_sum is None:
         return None
     total = _total(held, parts)
-    # A sum over all workers is assigned to one of them.
+    # One worker gets the sum over all workers, and the others get zeros.
     return np.zeros_like(total) if held.is_worker_local and not held.receives_sum else total
 
 
@@ -398,7 +405,7 @@ def _total(held: HeldVariable, parts: PartIndex) -> Array:
     """Returns the common value of a variable, or the sum of the workers' values.
 
     Raises:
-        KeyError: the snapshot has neither, and the variable is not worker-local.
+        KeyError: the snapshot contains neither of them, and the variable is not worker-local.
     """
     if held.key in parts:
         return parts.whole(held.key, held.shape)
@@ -414,7 +421,7 @@ def _total(held: HeldVariable, parts: PartIndex) -> Array:
 
 
 def _sources(folder: SnapshotFolder, candidate: Candidate, workers: Workers) -> dict[int, Any]:
-    """Maps the rank of each part to its path, or to its contents if another worker sent them."""
+    """Maps the rank of each part to the part's path, or to its contents if a worker sends them."""
     to_send = candidate.to_send
     sources: dict[int, Any] = {
         rank: folder.part(candidate.snapshot, rank) for rank in sorted(candidate.holders)
@@ -425,7 +432,7 @@ def _sources(folder: SnapshotFolder, candidate: Candidate, workers: Workers) -> 
             try:
                 contents = sources[rank].read_bytes()
             except OSError:
-                contents = b""  # The receivers report the part as damaged.
+                contents = b""  # All workers will then report that the part is damaged.
         sources[rank] = broadcast_bytes(contents, sender, workers)
     return sources
 

@@ -21,13 +21,14 @@ from tfdist.errors import GroupLostError, UnsupportedError
 
 @dataclass(frozen=True)
 class HeldShards:
-    """The shards that a worker holds, of one division of the state among ranks.
+    """The shards that a worker holds from one division of the state among ranks.
 
     Attributes:
-        generation: the generation of the group that the division was made for.
+        generation: the generation of the group for which the state was divided.
         size: the number of ranks in the division.
-        ranks: the ranks of these shards: first the worker's own rank, then the ranks it copies.
-        steps: the committed step of these shards.
+        ranks: the ranks that these shards belong to: first the worker's own rank, then the rank
+            from which the worker has copied a shard.
+        steps: the committed step that these shards belong to.
         redoable: whether the worker can also produce the shards of the next step.
     """
 
@@ -44,7 +45,7 @@ class ShardSource:
 
     Attributes:
         generation: the generation of the division.
-        senders: for each of its ranks, the worker that sends that rank's shards.
+        senders: for each rank of the division, the worker that sends the shards of this rank.
     """
 
     generation: int
@@ -52,14 +53,16 @@ class ShardSource:
 
 
 def find_shards(held: Sequence[Sequence[HeldShards]], steps: int) -> ShardSource | None:
-    """Finds workers that hold all shards of one division; the latest, if several are complete.
+    """Finds the workers that together hold all shards of one division.
+
+    If all shards of several divisions are held, the latest division is used.
 
     Args:
         held: the shards of each worker, in rank order.
-        steps: the committed step that the shards must have.
+        steps: the committed step that the shards must belong to.
 
     Returns:
-        None if some shards of each division are lost.
+        The workers; None if every division has lost shards.
 
     Example:
         >>> first, third = HeldShards(2, 3, (0, 2), 7), HeldShards(2, 3, (2, 1), 7)
@@ -84,14 +87,14 @@ def find_shards(held: Sequence[Sequence[HeldShards]], steps: int) -> ShardSource
 class ShardState:
     """The slots of a sharded optimizer that this worker holds.
 
-    When the group changes, the slots are divided again. The previous slots stay until all workers
-    have their new ones.
+    When the group changes, the slots are divided again. This worker keeps its previous slots until
+    all workers have their new slots.
 
     Args:
         model: the model in training.
         callbacks: all callbacks of the call of `fit`.
-        copies: the number of other workers' slots that each worker copies, 0 or 1.
-        joins: whether this worker is joining, and has not received its slots yet.
+        copies: the number of other workers from which each worker copies the slots, 0 or 1.
+        joins: whether this worker joins a running job, and has not received its slots yet.
     """
 
     def __init__(
@@ -103,7 +106,7 @@ class ShardState:
         self._now: _Division | None = None
         self._is_whole = not joins  # whether the current slots are complete
         self._before: list[_Division] = []
-        self._steps: int | None = None  # the committed step of the slots, once training pauses
+        self._steps: int | None = None  # the committed step of the slots while training pauses
         self._redoable = False
 
     def begin(self) -> None:
@@ -126,7 +129,10 @@ class ShardState:
             self._model.make_train_function(force=True)
 
     def batch_begins(self) -> None:
-        """Updates the copies if slots were set outside of a step; called by all workers."""
+        """Updates the copies of other workers' slots, if slots were set outside of a step.
+
+        All workers must call this method.
+        """
         if self._now is None:
             return
         self.drop_earlier()
@@ -135,7 +141,7 @@ class ShardState:
             self._now.copies.renew()
 
     def held(self) -> tuple[HeldShards, ...] | None:
-        """This worker's shards, for the other workers; None if the optimizer is not sharded.
+        """Describes this worker's shards to the other workers; None if there is no sharding.
 
         Raises:
             UnsupportedError: several optimizers are sharded.
@@ -180,10 +186,12 @@ class ShardState:
         self._extended.traces_know_group = True
 
     def receive_slots(self, source: ShardSource, steps: int) -> None:
-        """Receives this worker's slots in the new division; called by all workers.
+        """Receives this worker's slots in the new division.
+
+        All workers must call this method.
 
         Args:
-            source: lists the sender of each shard.
+            source: the workers that send the shards.
             steps: the committed step that all workers continue from.
         """
         now, workers = self._now, self._extended.workers
@@ -211,7 +219,7 @@ class ShardState:
         if now.copies is not None:
             now.copies.renew()
         self._is_whole = True
-        # Once this completes, every worker knows that all workers have their slots.
+        # When this sum completes, every worker knows that all workers have their slots.
         workers.all_reduce([tf.zeros([])], "shards are taken over")
 
     def drop_earlier(self) -> None:
@@ -220,14 +228,14 @@ class ShardState:
         self._steps = None
 
     def end(self) -> None:
-        """Disables the recovery work in later steps, as in a group that cannot lose workers."""
+        """Disables the work for recovery in later steps, as if the group could not lose workers."""
         if self._now is not None:
             self._extended.progress.redoable = False
             self._now.sharded.copies = None
             self._model.train_function = None
 
     def _divide(self) -> None:
-        """Records the division that the optimizer has been built for."""
+        """Records how the slots are divided, after the optimizer has been built."""
         sharded, optimizer = sharding.sharded_by(self._model.optimizer), self._model.optimizer
         assert sharded is not None
         slots = sharding.FullState(optimizer).own
@@ -258,9 +266,9 @@ class _Division:
     """This worker's part of one division of the slots among ranks.
 
     Attributes:
-        generation: the generation of the group that the division was made for.
-        sharded: the variables that the optimizer was built for.
-        slots: for each kind of slot, this rank's slots.
+        generation: the generation of the group for which the slots were divided.
+        sharded: the variables of the optimizer, with their division into buckets and shards.
+        slots: for each kind of slot, such as a momentum, this rank's slots.
     """
 
     generation: int
@@ -281,22 +289,22 @@ class _Division:
 
     @property
     def holds(self) -> tuple[int, ...]:
-        """The ranks with slots on this worker."""
+        """The ranks with slots that this worker holds, including copies."""
         copies = self.copies
         return (self.rank,) if copies is None or copies.stale else (self.rank, copies.rank)
 
     @property
     def kinds_and_buckets(self) -> list[tuple[int, int]]:
-        """The pairs of a kind of slot and a bucket number."""
+        """All pairs of the index of a kind of slot and the index of a bucket."""
         return [(k, b) for k in range(len(self.slots)) for b in range(len(self.sharded.buckets))]
 
     def elements(self, number: int, rank: int, ranks: int | None = None) -> tuple[int, int]:
-        """The start and end indices of a rank's shard in a bucket."""
+        """Returns the start and the end of a rank's shard in a bucket, as indices of elements."""
         bucket, _ = self.sharded.buckets[number]
         return dataclasses.replace(bucket, ranks=ranks or self.ranks).elements(rank)
 
     def read(self, rank: int, kind: int, number: int) -> tf.Tensor:
-        """A rank's slots of a kind in a bucket, concatenated."""
+        """Returns the slots of one kind that a rank has in one bucket, concatenated."""
         if rank == self.rank:
             _, own = self.sharded.buckets[number]
             return tf.concat([tf.convert_to_tensor(self.slots[kind][i]) for i in own], axis=0)
@@ -304,7 +312,7 @@ class _Division:
         return self.copies.of(kind, number)
 
     def assign(self, kind: int, number: int, values: tf.Tensor) -> None:
-        """Sets this rank's slots of a kind in a bucket."""
+        """Sets the slots of one kind that this rank has in one bucket."""
         _, own = self.sharded.buckets[number]
         for i in own:
             range_ = self.sharded.shards[i].range

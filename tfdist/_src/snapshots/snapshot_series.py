@@ -1,4 +1,4 @@
-"""The series of a training's snapshots: its folder, and writing in the background."""
+"""Writes the snapshots of a training run in the background, and manages their folder."""
 
 import collections
 import threading
@@ -22,7 +22,7 @@ class SnapshotWriter:
     failure.
 
     Args:
-        asynchronous: whether to return before a function has ended.
+        asynchronous: whether `submit` returns before the function has ended.
     """
 
     def __init__(self, *, asynchronous: bool) -> None:
@@ -44,7 +44,7 @@ class SnapshotWriter:
             try:
                 write()
                 self.failed = False
-            except Exception as error:  # no error here may end training
+            except Exception as error:  # A failed snapshot must not end training.
                 logger.error(
                     f"the snapshot of step {step} could not be written: "
                     f"{type(error).__name__}: {error}. "
@@ -65,12 +65,12 @@ class SnapshotWriter:
             self._thread = None
 
 
-# The number of calls of `fit` in this process, by the folder of their snapshots.
+# Maps each folder of snapshots to the number of calls of `fit` in this process that used it.
 _calls: collections.Counter[Path] = collections.Counter()
 
 
 class SnapshotSeries:
-    """Writes a training's snapshots in the background, and deletes unneeded snapshots.
+    """Writes the snapshots of a training run in the background, and deletes old snapshots.
 
     Args:
         folder: the folder of the snapshots.
@@ -80,7 +80,8 @@ class SnapshotSeries:
     Attributes:
         folder: the folder of the snapshots.
         writes_shared: whether this worker writes the state that other workers also hold.
-        call: the number of this call of `fit` with this folder, from 1.
+        call: the number of this call among all calls of `fit` that use the folder. The first call
+            has the number 1.
     """
 
     workers: Workers
@@ -97,18 +98,23 @@ class SnapshotSeries:
         self._loaded: Restored | None = None
 
     def begin(self, extended: ReplicatedExtended) -> None:
-        """Begins a training; called by all workers."""
+        """Begins the series for a call of `fit`; all workers must call this method."""
         self._complete = []
         self.call = _calls[self.folder.path] + 1
         self._set_workers(extended, new_run())
 
     def change_workers(self, extended: ReplicatedExtended) -> None:
-        """Continues with the workers of a new group; called by all of them."""
+        """Continues with the workers of a new group; all of them must call this method."""
         self._writer.wait()
         self._set_workers(extended, self._run, tolerate_failure=True)
 
     def load_newest(self, model: keras.Model) -> SnapshotId | None:
-        """Reads the newest usable snapshot, for `loaded_or_newest`; called by all workers.
+        """Reads the newest usable snapshot, and keeps it for `loaded_or_newest`.
+
+        All workers must call this method.
+
+        Returns:
+            The identity of the snapshot; None if there is no snapshot.
 
         Raises:
             SnapshotError: the snapshots are of another model, or all are damaged.
@@ -125,7 +131,9 @@ class SnapshotSeries:
         return None if self._loaded is None else self._loaded.snapshot
 
     def loaded_or_newest(self, model: keras.Model) -> Restored | None:
-        """Returns the loaded snapshot, or loads the newest one; called by all workers.
+        """Returns the snapshot from `load_newest`, which is called if no snapshot is loaded.
+
+        All workers must call this method.
 
         Raises:
             SnapshotError: see `load_newest`; also if the snapshot is of a later call of `fit`.
@@ -141,23 +149,29 @@ class SnapshotSeries:
                     f"this directory, and this is call {self.call}. Give each call a directory of "
                     "its own, or delete this one to train from the beginning."
                 )
-            # Continue the call of `fit` that took the snapshot. It may have been interrupted in
-            # this process.
+            # Continue the call of `fit` that took the snapshot. This process itself may have begun
+            # that call, which was then interrupted.
             self.call = _calls[self.folder.path] = call
         return restored
 
     def resume_from(self, snapshot: SnapshotId) -> None:
-        """Continues after a snapshot of an earlier call."""
+        """Continues the series from a snapshot that an earlier call has taken.
+
+        All later snapshots are deleted.
+        """
         self.folder.delete_after(snapshot)
         self._complete = [snapshot]
 
     @property
     def complete(self) -> int | None:
-        """The step of the last snapshot that all workers are known to have written, if any."""
+        """The step of the last snapshot that all workers are known to have written, or None."""
         return self._complete[-1].step if self._complete else None
 
     def finish_last(self) -> bool:
-        """Waits for the last snapshot; returns whether all workers wrote it; called by all."""
+        """Waits until the last snapshot is written, and returns whether all workers wrote it.
+
+        All workers must call this method.
+        """
         self._writer.wait()
         if self._last is None:
             return False
@@ -169,11 +183,11 @@ class SnapshotSeries:
         return True
 
     def add(self, step: int, write: Callable[[SnapshotFolder, SnapshotId], None]) -> None:
-        """Adds a snapshot, after `finish_last` for the previous snapshot.
+        """Begins to write a snapshot; `finish_last` must have finished the previous snapshot.
 
         Args:
             step: the number of trained steps.
-            write: writes this worker's part, from another thread.
+            write: a function that writes this worker's part. It runs in another thread.
         """
         snapshot = SnapshotId(step, self._run, self.workers.size)
         oldest = self._complete[-self._keep :][:1]
@@ -187,14 +201,14 @@ class SnapshotSeries:
         self._writer.submit(step, write_and_prune)
 
     def wait(self) -> None:
-        """Waits until this worker is not writing."""
+        """Waits until this worker has finished writing."""
         self._writer.wait()
 
     def end(self, *, delete: bool) -> None:
-        """Ends the training, once all workers have trained to the end.
+        """Ends the series, once all workers have trained to the end.
 
         Args:
-            delete: whether to delete the snapshots, because no call will resume from them.
+            delete: whether to delete the snapshots, because no later call will resume from them.
         """
         self._writer.wait()
         if delete:
@@ -206,7 +220,7 @@ class SnapshotSeries:
         self.workers, self._last = workers_of(extended), None
         answers = self.workers.exchange("run", f"{self.call} {run}")
         self._run = answers[0].partition(" ")[2]
-        # A process that joined later has not made all the calls.
+        # A process that joined the job later has counted fewer calls.
         self.call = max(int(answer.partition(" ")[0]) for answer in answers)
         _calls[self.folder.path] = self.call
         self.writes_shared = writes_shared_state(

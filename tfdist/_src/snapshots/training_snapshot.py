@@ -20,13 +20,13 @@ from tfdist._src.strategy.multi_worker import random_states, set_random_states
 
 @dataclass(frozen=True)
 class TrainingPosition:
-    """A position between two steps of a training.
+    """A position between two steps of training.
 
     Attributes:
         steps: the number of trained steps.
         epoch: the number of epochs that have ended.
         batch: the number of trained batches of the next epoch.
-        stopped: whether a callback has ended the training with the last epoch.
+        stopped: whether a callback has stopped training at the end of the last epoch.
     """
 
     steps: int
@@ -44,19 +44,19 @@ def take_snapshot(
     training_position: TrainingPosition,
     series: SnapshotSeries,
 ) -> Callable[[restore.SnapshotFolder, restore.SnapshotId], None]:
-    """Captures the state, without waiting until it is copied.
+    """Captures the state of training, without waiting until the values are copied.
 
     Args:
         model: the model in training.
-        held: its variables on this worker.
+        held: the model's variables on this worker.
         callbacks: all callbacks, in their order.
-        position: the position in the data.
+        position: the position in the training data.
         validation: the input of the next validation.
-        training_position: the position in the training.
+        training_position: the number of trained steps, epochs and batches.
         series: the series that the snapshot belongs to.
 
     Returns:
-        A function that writes this worker's part, from any thread.
+        A function that writes this worker's part. Any thread may call this function.
     """
     rank, shared = series.workers.rank, series.writes_shared
     read = worker_state.read_all(held, rank, shared=shared)
@@ -93,7 +93,7 @@ def take_snapshot(
 
 
 class Resumption:
-    """Restores the state of a training from a snapshot.
+    """Restores the state of training from a snapshot.
 
     Args:
         restored: a snapshot that has been read.
@@ -104,7 +104,7 @@ class Resumption:
 
     Attributes:
         training_position: the position at which training continues.
-        position: the position at which the data continues.
+        position: the position in the training data at which training continues.
         validation: the input of the next validation.
     """
 
@@ -130,8 +130,8 @@ class Resumption:
             prefix = f"compression/worker {rank}/"
             self._codecs = {k: parts.whole(k) for k in parts.keys if k.startswith(prefix)}
         elif elastic and restored.document["position"].get("is_common"):
-            # A position that is not common includes buffers of one worker's rows, which other
-            # workers cannot use.
+            # A position that is not common to all workers includes buffers with one worker's rows,
+            # which other workers cannot use.
             source = next((r for r in parts.ranks if _has_position(parts, r)), None)
         state, fresh, validation = (
             parts.whole(f"{name} {source}").tobytes() if f"{name} {source}" in parts else None
@@ -160,8 +160,8 @@ class Resumption:
         """Restores all variables, the states of callbacks, and the random states.
 
         Args:
-            skipped: the number of batches that were read to reach the position, and the seconds
-                that it took.
+            skipped: the number of batches that were read again to reach the position in the data,
+                and the seconds that this took; None if no batches were read again.
         """
         self._restored.assign()
         worker_state.load_codec_arrays(self._model, self._workers.rank, self._codecs)

@@ -1,7 +1,8 @@
-"""The state that this worker holds: variables, callbacks and codecs, by names that workers share.
+"""Reads and restores the state that this worker holds, by names that are the same on all workers.
 
-It includes the states of stateful recurrent layers, and `tf.Variable`s that are attributes of a
-model or layer and change in a step.
+The state consists of variables, and of the states of callbacks and codecs. The variables include
+the states of stateful recurrent layers, and `tf.Variable`s that are attributes of a model or layer
+and change in a step.
 
 Names do not depend on the number of workers, nor on the division of the state among them: weights
 and slots are numbered as in a single process, and a shard is a range of elements of its slot.
@@ -38,12 +39,12 @@ from tfdist.errors import UnsupportedError
 
 
 def untracked_variables(model: keras.Model) -> list[Any]:
-    """Finds variables in attributes of the model or its layers that Keras does not track.
+    """Finds variables that Keras does not track, in the attributes of the model and its layers.
 
-    Searches attributes that are variables, or lists and dicts of variables.
+    An attribute may be a variable, or a list or dict of variables.
 
     Args:
-        model: compiled and built.
+        model: a compiled and built model.
 
     Returns:
         Each variable once, in an order that depends only on the program.
@@ -54,7 +55,7 @@ def untracked_variables(model: keras.Model) -> list[Any]:
     found = []
     for layer in sublayers_of(model):
         for name, value in sorted(vars(layer).items()):
-            if name.startswith("_"):  # An attribute of Keras or tfdist.
+            if name.startswith("_"):  # This is an attribute of Keras or tfdist.
                 continue
             for variable in _variables_in([value]):
                 if id(variable) not in known and _is_numeric(variable):
@@ -79,14 +80,15 @@ def _is_numeric(variable: Any) -> bool:
 
 
 def require_variables(model: keras.Model, callback: str) -> None:
-    """Creates the optimizer's variables, and checks that the model has its own.
+    """Creates the variables of the model's optimizer, and checks that all other variables exist.
 
     Args:
         model: the model in training.
-        callback: the callback that needs the variables, for the message.
+        callback: the name of the callback that needs the variables, for the error message.
 
     Raises:
-        UnsupportedError: the model, or another of its optimizers, has no variables yet.
+        UnsupportedError: the model has no variables yet, or another optimizer of the model has
+            none.
     """
     if not model.built:
         raise UnsupportedError(
@@ -108,19 +110,20 @@ def require_variables(model: keras.Model, callback: str) -> None:
 
 @dataclass(frozen=True)
 class HeldVariable:
-    """A variable of the training's state, or some elements of a variable.
+    """A variable of the state of training, or a shard of such a variable.
 
     Attributes:
-        key: its name; `worker_key` completes the name of a value that differs between workers.
-        variable: the TensorFlow variable; of several equal copies, the first.
-        assign: sets it, on all devices, to an array of its shape.
-        start: the index of its first element in the flattened whole; None if it is the whole.
-        is_worker_local: whether its value differs between workers.
-        device: for a worker-local value, the number of the device.
-        receives_sum: for a value that is summed over the workers: True if a restore with a
-            different number of workers sets this variable to the sum, False if it sets it to zero.
-            None for other values.
-        known_sum: the sum over the workers, if all workers know it.
+        key: the name of the variable. If the value differs between workers, `worker_key` adds the
+            worker to the name.
+        variable: the TensorFlow variable; if there are several equal copies, the first copy.
+        assign: a function that sets the variable on all devices, given an array of the same shape.
+        start: for a shard, the index of its first element in the flattened variable; else None.
+        is_worker_local: whether the value differs between workers.
+        device: for a worker-local value, the index of the device that holds it.
+        receives_sum: for a value that is summed over the workers, whether a restore with another
+            number of workers sets this variable to the sum. If False, the variable is set to zero.
+            None for all other values.
+        known_sum: a variable that holds the sum over the workers, if all workers know the sum.
     """
 
     key: str
@@ -133,7 +136,10 @@ class HeldVariable:
     known_sum: tf.Variable | None = None
 
     def read(self) -> tf.Tensor:
-        """The current value. It is copied only if the variable changes while the value is kept."""
+        """Returns the current value.
+
+        The value is copied only if the variable changes while the value is still in use.
+        """
         with tf.device(self.variable.device):
             return self.variable.read_value()
 
@@ -144,7 +150,7 @@ class HeldVariable:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of its values."""
+        """The shape of the variable, or of the shard."""
         return tuple(self.variable.shape)
 
 
@@ -152,22 +158,22 @@ OF_WORKER = " of worker "
 
 
 def worker_key(held: HeldVariable, rank: int) -> str:
-    """The name of a worker's value of a variable that differs between workers."""
+    """Returns the name of one worker's value, for a variable that differs between workers."""
     return f"{held.key}{OF_WORKER}{rank}, device {held.device}"
 
 
 def held_variables(model: keras.Model, stored: Container[str] | None = None) -> list[HeldVariable]:
-    """The variables of a training that this worker holds.
+    """Returns the variables of the state of training that this worker holds.
 
     Args:
-        model: a compiled model; it and its optimizer are built.
-        stored: the names in a snapshot, if the variables will be restored from it.
+        model: a compiled model. The model and its optimizer must be built.
+        stored: the names in a snapshot, if the variables will be restored from the snapshot.
     """
     return [*_model_state(model), *_metrics(model), *_global_seed(stored)]
 
 
 def optimizer_classes(model: keras.Model) -> dict[str, list[str]]:
-    """The classes of the optimizers of a model, by the names of `optimizers_of`."""
+    """Returns the names of the classes of a model's optimizers, by the keys of `optimizers_of`."""
     return {
         name: [
             type(one).__name__ for one in (*wrappers(optimizer), *updating_optimizers(optimizer))
@@ -177,7 +183,11 @@ def optimizer_classes(model: keras.Model) -> dict[str, list[str]]:
 
 
 def parts_held_entirely(model: keras.Model) -> set[str]:
-    """The parts that each worker holds entirely: `"model"`, and the names of optimizers."""
+    """Returns the names of the parts of the state that each worker holds entirely.
+
+    These parts are the model, its untracked variables, and each optimizer that is not sharded. In a
+    pipeline, no worker holds any part entirely.
+    """
     if is_pipeline_model(model):
         return set()
     optimizers = optimizers_of(model).items()
@@ -187,7 +197,7 @@ def parts_held_entirely(model: keras.Model) -> set[str]:
 def read_all(
     variables: Sequence[HeldVariable], rank: int, *, shared: bool
 ) -> list[tuple[str, int | None, tf.Tensor]]:
-    """Returns names, starts and values of variables, for writing.
+    """Returns the names, starts and values of variables, so that they can be written to a file.
 
     Args:
         variables: this worker's variables.
@@ -196,7 +206,7 @@ def read_all(
     """
     found: list[tuple[str, int | None, tf.Tensor]] = []
     for held in variables:
-        if held.known_sum is not None:  # Unlike a worker-local value, it is not lost with a worker.
+        if held.known_sum is not None:  # The sum is not lost if a worker's own value is lost.
             if shared:
                 found.append((held.key, None, held.known_sum.read_value()))
         elif held.is_worker_local:
@@ -207,7 +217,7 @@ def read_all(
 
 
 def stored_arrays(read: Iterable[tuple[str, int | None, tf.Tensor]]) -> list[StoredArray]:
-    """Converts values to arrays; takes as long as copying them."""
+    """Converts values to arrays, and waits until the values are copied from their devices."""
     return [StoredArray(key, np.asarray(value.numpy()), start) for key, start, value in read]
 
 
@@ -247,7 +257,7 @@ def _full_variables(optimizer: Any) -> list[Any]:
 
 def _metrics(model: keras.Model) -> Iterator[HeldVariable]:
     variables = {id(v): v for metric in model.metrics for v in metric.variables}
-    # In a pipeline, only the metrics of the last stage count.
+    # In a pipeline, only the metrics on the workers of the last stage are used.
     kind = (
         "metrics" if not is_pipeline_model(model) or model.holds_last_stage else "metrics elsewhere"
     )
@@ -278,7 +288,7 @@ _UNTRACKED = "beside the model"
 
 
 def _equal(key: str, variable: Any) -> HeldVariable:
-    """A variable that is equal on all devices, and on all workers that hold it."""
+    """Describes a variable that is equal on all devices, and on all workers that hold it."""
     return HeldVariable(key, _copies(variable)[0], variable.assign)
 
 
@@ -314,7 +324,7 @@ def fitting(held: HeldVariable, values: Array) -> Array:
     """Reshapes values to the shape of a variable.
 
     Raises:
-        ValueError: their shape or type differs, so they belong to another model.
+        ValueError: the values have another shape or type, so they belong to another model.
     """
     expected = np.dtype(held.variable.dtype.as_numpy_dtype)
     shape = values.shape if held.start is None else (values.size,)
@@ -333,8 +343,8 @@ def states_of(callbacks: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Array
         callbacks: the callbacks, in the order of their calls.
 
     Returns:
-        The states that JSON can represent, by the callbacks' classes and numbers; and arrays by
-        name.
+        The states that JSON can represent, by the class and number of each callback; and the
+        arrays in the states, by name.
     """
     states: dict[str, Any] = {}
     arrays: dict[str, Array] = {}
@@ -358,9 +368,10 @@ def load_states(callbacks: Sequence[Any], states: Mapping[str, Any], array_of: A
     """Restores the states of callbacks; callbacks without a saved state stay unchanged.
 
     Args:
-        callbacks: the callbacks, in the order of their calls, after their `on_train_begin`.
-        states: as returned by `states_of`.
-        array_of: returns the array of a name.
+        callbacks: the callbacks, in the order of their calls. Their `on_train_begin` must have been
+            called.
+        states: the states that `states_of` returned.
+        array_of: a function that returns the array with a name.
     """
     for name, callback in _named(callbacks):
         state = states.get(name)
@@ -405,7 +416,7 @@ def _checked(callback: Any, state: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Converts arrays and tensors in a value to lists and numbers, for JSON."""
+    """Converts the arrays and tensors in a value to lists and numbers, which JSON can represent."""
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -416,7 +427,7 @@ def _plain(value: Any) -> Any:
 
 
 def codec_arrays(model: Any, rank: int) -> dict[str, Array]:
-    """The state of this worker's codecs, by name."""
+    """Returns the state of this worker's codecs, as arrays by name."""
     return {
         f"{_prefix(number, rank)}{name}": value
         for number, optimizer in enumerate(_optimizers(model))
@@ -426,7 +437,7 @@ def codec_arrays(model: Any, rank: int) -> dict[str, Array]:
 
 
 def load_codec_arrays(model: Any, rank: int, arrays: dict[str, Array]) -> None:
-    """Restores the state of this worker's codecs, including variables that do not exist yet.
+    """Restores the state of this worker's codecs, and creates this state if it does not exist yet.
 
     Args:
         model: the model in training.

@@ -1,4 +1,4 @@
-"""The workers that take and read snapshots together, and the choice of writers of shared state."""
+"""The workers that take and read snapshots together, and the choice of who writes shared state."""
 
 import contextlib
 import errno
@@ -26,8 +26,9 @@ class Workers:
     Attributes:
         rank: this worker's rank.
         size: the number of workers.
-        exchange: returns every worker's text for a topic, in rank order.
-        gather: concatenates the bytes of all workers.
+        exchange: a function that takes a topic and this worker's text, and returns the texts of all
+            workers in rank order.
+        gather: a function that concatenates the bytes of all workers, in rank order.
     """
 
     rank: int
@@ -46,11 +47,11 @@ def workers_of(extended: ReplicatedExtended) -> Workers:
 
 
 def broadcast_bytes(contents: bytes, sender: int, workers: Workers) -> bytes:
-    """Returns one worker's bytes on all workers; called by all of them.
+    """Broadcasts bytes from one worker to all workers; all workers must call this function.
 
     Args:
-        contents: the bytes on the sender; empty on the others.
-        sender: the sender's rank.
+        contents: the bytes on the sender; empty on all other workers.
+        sender: the rank of the sender.
         workers: all workers.
     """
     counts = workers.exchange("number of bytes", str(len(contents)))
@@ -68,21 +69,22 @@ def writes_shared_state(
     *,
     tolerate_failure: bool = False,
 ) -> bool:
-    """Returns whether this worker writes state that other workers also hold, on their behalf.
+    """Returns whether this worker writes the state that other workers also hold.
 
-    Of the workers that share a directory, the first writes; in pipelines, the first worker of each
-    stage. Called by all workers.
+    Of the workers that share a directory, only the first worker writes this state. In pipelines,
+    the first worker of each stage writes the state of the stage if all workers share one directory;
+    otherwise, every worker writes. All workers must call this function.
 
     Args:
-        directory: this worker's directory, which is created.
+        directory: this worker's directory, which is created if necessary.
         workers: all workers.
         extended: the strategy's engine.
-        tolerate_failure: whether training continues, with a message, on workers that cannot write
-            to their directory; each of them then tries to write by itself later.
+        tolerate_failure: whether training continues if a worker cannot write to its directory. The
+            worker then logs an error, and later tries to write by itself.
 
     Raises:
-        ValueError: a worker cannot write to its directory, for a reason other than a full disk; the
-            same error on all workers.
+        ValueError: a worker cannot write to its directory, although the disk is not full. All
+            workers raise this error.
     """
     token, problem, is_full = uuid.uuid4().hex, "", False
     mark = _mark(directory, workers.rank)

@@ -4,8 +4,8 @@ A step can fail as long as it communicates. The optimizer adds an operation, `UP
 it updates variables. If the graph shows that all communication ends before this operation, the
 operation is the step's commit point, and later writes need no copies. If variables may be written
 earlier, their values are copied, and restored if the step fails. This is always correct, but
-slower. The finished graph determines the commit point, so code that builds the graph need not
-guarantee one.
+slower. The commit point is found in the finished graph, so code that builds a graph need not
+guarantee that there is one.
 """
 
 import contextlib
@@ -26,18 +26,18 @@ class Progress:
     """The number of training steps that this worker has committed.
 
     A step is committed when all its communication has ended and all variables have been updated. If
-    it fails earlier, all variables are restored to their values before the step. After an error in
-    `fit`, the model, the optimizer and the metrics therefore have the state after `committed_steps`
-    steps.
+    the step fails earlier, all variables are restored to their values before the step. After an
+    error in `fit`, the model, the optimizer and the metrics therefore have the state after
+    `committed_steps` steps.
 
     Steps of `fit` and `train_on_batch` are counted, but not steps of loops that call
     `strategy.run`.
 
     Attributes:
-        torn: whether a step has failed during its update, so that the state matches no step. Only
-            an error on this worker alone can cause this, such as lack of memory.
-        redoable: whether the worker-local writes of a rolled-back step are kept for `redo`,
-            because other workers may have committed the step.
+        torn: whether a step has failed while it updated variables, so that the state matches no
+            step. Only a local error of this worker can cause this, such as lack of memory.
+        redoable: whether to keep the worker-local writes of a step that is rolled back. They are
+            kept for `redo`, because other workers may have committed the step.
     """
 
     def __init__(self) -> None:
@@ -53,14 +53,14 @@ class Progress:
 
     @property
     def has_undone(self) -> bool:
-        """Whether the step after the last committed one can be redone."""
+        """Whether the step after the last committed step was rolled back, and can be redone."""
         return self._undone
 
     def redo(self) -> None:
         """Redoes the writes that a rolled-back step made before its last communication.
 
-        This is correct for worker-local state if the step is committed on another worker. All other
-        state must be received from that worker; `restore` declares that this has happened.
+        This is correct for worker-local state if another worker has committed the step. All other
+        state must be received from that worker. Call `restore` when this state has been received.
         """
         tokens.redo()
         self._undone = False
@@ -83,7 +83,7 @@ class Progress:
 
     @contextlib.contextmanager
     def undoing(self) -> Iterator[None]:
-        """Rolls back the step that fails within this context, and counts the steps before it."""
+        """Rolls back a step that fails within this context, and counts the earlier steps."""
         try:
             yield
         except BaseException:
@@ -96,7 +96,7 @@ class Progress:
 
 UPDATE = "TfdistUpdateBegins"
 
-# Operations that take a variable, a table or a writer of summaries and do not write variables.
+# Operations that take the resource of a variable, table or summary writer, but write no variables.
 READS = frozenset(
     {
         "DisableCopyOnRead",
@@ -121,7 +121,8 @@ READS = frozenset(
     }
 )
 _LOOPS = ("While", "StatelessWhile")
-# Operations that call functions: the number of inputs before the functions' arguments.
+# Maps the types of operations that call functions to the number of inputs that precede the
+# functions' arguments.
 _CALLS = {
     **dict.fromkeys(("PartitionedCall", "StatefulPartitionedCall", *_LOOPS), 0),
     **dict.fromkeys(("If", "StatelessIf", "Case", "StatelessCase"), 1),
@@ -135,8 +136,8 @@ _MARKS = (
     "TfdistGroupShape",
     "TfdistShapesFit",
 )
-# tfdist's operations that do not communicate. The first input of its other operations is a token,
-# not a variable.
+# tfdist's operations that do not communicate. All other operations of tfdist have a token as their
+# first input, not a variable.
 _LOCAL = (*_MARKS, UPDATE, "TfdistKeep", "TfdistSelect", "TfdistScatter")
 _RESOURCE = 20  # tf.resource.as_datatype_enum
 
@@ -146,8 +147,9 @@ class GraphWrites:
     """The variables that a graph writes.
 
     Attributes:
-        kept: the names of the inputs for variables that may be written before the commit point.
-        gated: whether other variables are written; all of them are written after the commit point.
+        kept: the names of the graph's inputs for variables that may be written before the commit
+            point. The values of these variables must be copied.
+        gated: whether the graph also writes other variables, always after the commit point.
     """
 
     kept: frozenset[str]
@@ -156,12 +158,12 @@ class GraphWrites:
 
 @dataclass
 class _Summary:
-    """The properties of a graph or a function.
+    """The properties of a graph or function.
 
     Attributes:
         communicates: whether any of its operations communicates.
-        announces: whether it contains an `UPDATE`.
-        updates: whether it always runs an `UPDATE`.
+        announces: whether it contains an `UPDATE` operation.
+        updates: whether it runs an `UPDATE` operation in any case.
         unsure: whether communication may follow an `UPDATE`.
         writes: for each written resource, whether all writes follow an `UPDATE`.
     """
@@ -175,7 +177,7 @@ class _Summary:
 
 @dataclass(frozen=True)
 class _Called:
-    """A function called by an operation, with its resources by argument number."""
+    """A function that an operation calls, and the names of its resource arguments by index."""
 
     summary: _Summary
     resources: Mapping[int, str]
@@ -200,7 +202,7 @@ def find_writes(graph: Any) -> GraphWrites:
     resources = [n.name for n in placeholders if n.attr["dtype"].type == _RESOURCE]
     try:
         found = _summarize(list(graph.node), resources, call)
-    except (CycleError, KeyError, RecursionError):  # an unsupported form of graph
+    except (CycleError, KeyError, RecursionError):  # The form of the graph is not supported.
         return GraphWrites(frozenset(resources), gated=False)
     gated = [r for r, behind in found.writes.items() if behind and not found.unsure]
     return GraphWrites(frozenset(found.writes) - set(gated), gated=bool(gated))
@@ -214,8 +216,8 @@ def _summarize(
     called = {n.name: [call(f) for f in called_by(n)] for n in nodes}
     speaking = [n.name for n in nodes if _speaks(n, called[n.name])]
     bits = {name: 1 << i for i, name in enumerate(speaking)}
-    heard: dict[str, int] = {}  # the communication that has ended when an operation ends
-    behind: dict[str, bool] = {}  # whether an operation ends after an UPDATE
+    heard: dict[str, int] = {}  # the communication (as bits) that ends before an operation does
+    behind: dict[str, bool] = {}  # whether an operation waits for an UPDATE operation
     for node, sources in _in_order(nodes):
         before = functools.reduce(int.__or__, (heard[s] for s in sources), 0)
         heard[node.name] = before | bits.get(node.name, 0)
@@ -247,7 +249,11 @@ def _speaks(node: Any, called: Sequence[_Called]) -> bool:
 def _written(
     node: Any, held: Mapping[int, str], called: Sequence[_Called]
 ) -> Iterator[tuple[str, bool]]:
-    """The resources that an operation writes, and whether only after an `UPDATE` within it."""
+    """Yields the resources that an operation writes.
+
+    With each resource, yields whether all writes follow an `UPDATE` in the functions that the
+    operation calls.
+    """
     if node.op in _CALLS:
         for function in called:
             for argument, name in function.resources.items():
@@ -260,13 +266,13 @@ def _written(
 
 
 def _held(node: Any, origins: Mapping[str, str]) -> dict[int, str]:
-    """The resources among an operation's inputs, by their index."""
+    """Returns the resources among an operation's inputs, by the index of the input."""
     inputs = (i.partition(":")[0] for i in node.input if not i.startswith("^"))
     return {i: origins[name] for i, name in enumerate(inputs) if name in origins}
 
 
 def _in_order(nodes: Sequence[Any]) -> Iterator[tuple[Any, list[str]]]:
-    """The operations in topological order, each with its sources."""
+    """Yields the operations in topological order, each with the names of its sources."""
     by_name = {node.name: node for node in nodes}
     sources = {
         node.name: [s for s in (_source(i) for i in node.input) if s in by_name] for node in nodes

@@ -35,7 +35,9 @@ def check_communication(communication: str) -> None:
 
 
 def choose(group: Group, communication: str) -> str:
-    """Chooses the collectives, the same on all workers; called by all of them.
+    """Chooses the collectives, which are the same on all workers.
+
+    All workers must call this function.
 
     Args:
         group: the workers.
@@ -46,7 +48,7 @@ def choose(group: Group, communication: str) -> str:
 
     Raises:
         NativeUnavailableError: the native collectives were requested and are unavailable.
-        UnsupportedError: TLS is set, and TensorFlow's collectives would send unencrypted.
+        UnsupportedError: TLS is required, but TensorFlow's collectives would send data unencrypted.
     """
     group.agree("communication", communication)
     tls = group.options.tls
@@ -56,7 +58,7 @@ def choose(group: Group, communication: str) -> str:
         if tls:
             raise UnsupportedError(f'{_IN_THE_CLEAR} Choose communication="native", or {_UNSET}.')
         return "tensorflow"
-    # With TLS the native collectives are the only choice, even for GPUs of other makers.
+    # With TLS, the native collectives are the only choice, even for GPUs that are not NVIDIA's.
     obstacle = _obstacle(group.options, any_gpus=tls or communication == "native")
     obstacles = [text for text in group.exchange("native collectives", obstacle) if text]
     if not obstacles:
@@ -81,8 +83,8 @@ def _obstacle(options: Options, *, any_gpus: bool) -> str:
 
     Args:
         options: the settings for TLS and the driver.
-        any_gpus: whether to use the native collectives even with GPUs of other makers, although
-            gradients then leave the GPU.
+        any_gpus: whether the native collectives may be used with GPUs that are not NVIDIA's.
+            Gradients are then copied from these GPUs to the host.
     """
     # Listing logical devices would initialize TensorFlow before its server can be configured.
     if not any_gpus and tf.config.list_physical_devices("GPU"):
@@ -102,7 +104,7 @@ def _obstacle(options: Options, *, any_gpus: bool) -> str:
 
 
 def local_devices(group: Group) -> list[str]:
-    """The devices of this process's replicas: its GPUs, else its logical CPU devices."""
+    """Returns the devices of this process's replicas: its GPUs, else its logical CPU devices."""
     kind = "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
     names = [device.name for device in tf.config.list_logical_devices(kind)]
     group.agree("number of devices", f"{len(names)} {kind}")
@@ -115,10 +117,12 @@ def are_gpus(devices: list[str]) -> bool:
 
 
 def sums_on_gpus(group: Group, devices: list[str]) -> bool:
-    """Whether gradients are summed on GPUs, the same on all workers; called by all of them.
+    """Whether all workers sum gradients on GPUs.
+
+    All workers must call this function, and get the same result.
 
     Raises:
-        NativeUnavailableError: sums on GPUs were requested, but a GPU cannot be used for them.
+        NativeUnavailableError: sums on GPUs were requested, but a GPU cannot compute them.
     """
     if not are_gpus(devices):
         return False
@@ -134,7 +138,7 @@ def sums_on_gpus(group: Group, devices: list[str]) -> bool:
     return False
 
 
-# TensorFlow identifies a group of devices by a number that is the same on all of them.
+# TensorFlow identifies a group of devices by a key, which is the same on all devices of the group.
 _WORKERS_KEY = 0x7FD0001
 _REPLICAS_KEY = 0x7FD0002
 _DEFAULT_BUCKET_BYTES = 4 << 20
@@ -160,7 +164,7 @@ def worker_communicator(group: Group, options: Any, *, native: bool) -> Communic
 def replica_communicators(
     group: Group, devices: list[str], workers: Communicator, options: Any, *, native: bool
 ) -> list[Communicator]:
-    """Returns for each device a communicator over the replicas of all workers."""
+    """Returns a communicator for each device, over the replicas of all workers."""
     size = len(devices) * group.topology.size
     if size == 1 and not isinstance(workers, CoreCommunicator):
         return [Alone()]
@@ -177,7 +181,7 @@ def replica_communicators(
         ]
     if len(devices) == 1 and "CPU" in devices[0]:
         return [workers]
-    # The user can choose the order of a single worker's devices.
+    # If there is a single worker, the user may have listed its devices in any order.
     numbers = [tf.DeviceSpec.from_string(device).device_index for device in devices]
     places = None if group.topology.size > 1 else [sorted(numbers).index(n) for n in numbers]
     local_key = zlib.crc32(" ".join(devices).encode()) % 2**30
@@ -199,15 +203,15 @@ def replica_communicators(
 def part_communicators(
     group: Group, name: str, members: list[int], gpus: Sequence[str]
 ) -> tuple[CoreCommunicator, Communicator] | tuple[None, None]:
-    """Returns the communicators of some workers, for values on the hosts and for replicas' values.
+    """Returns two communicators of some workers: for values on the host, and for replicas' values.
 
-    Called by all workers; on a worker that is not a member, the result is None.
+    All workers must call this function. On a worker that is not a member, both results are None.
 
     Args:
         group: all workers.
         name: as for `Group.native_part`.
         members: as for `Group.native_part`.
-        gpus: this worker's GPU, if sums are computed on GPUs.
+        gpus: this worker's GPU if sums are computed on GPUs; else empty.
     """
     part = group.native_part(name, members)
     on_gpu = group.native_part(f"{name}, GPUs", members, gpus=gpus) if gpus else None
@@ -223,7 +227,7 @@ def part_communicators(
 def _through_hosts(
     group: Group, devices: list[str], workers: Communicator, options: Any
 ) -> list[Communicator]:
-    """The native communicators of replicas, in the hosts' memory."""
+    """Returns the native communicators of the replicas, which sum in the memory of the hosts."""
     if len(devices) == 1:
         return [workers]
     local = group.native_devices(devices)
@@ -237,6 +241,6 @@ def _through_hosts(
 
 
 def sized(communicator: CoreCommunicator, options: Any) -> CoreCommunicator:
-    """Returns the communicator with buckets of the size set by the user, if any."""
+    """Returns the communicator, with the user's bucket size if the user has set one."""
     size = options.bytes_per_pack
     return communicator.with_buckets_of(size) if size else communicator

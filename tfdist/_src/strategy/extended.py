@@ -38,35 +38,38 @@ from tfdist._src.strategy.variables import create_variable
 
 
 def extended_of(strategy: tf.distribute.Strategy) -> ReplicatedExtended:
-    """The engine of one of tfdist's strategies."""
+    """Returns the engine, `strategy.extended`, of one of tfdist's strategies."""
     extended: ReplicatedExtended = strategy.extended
     return extended
 
 
 def extended_if_ours(strategy: Any) -> ReplicatedExtended | None:
-    """The engine of a strategy if it is one of tfdist's; None for others, and for no strategy."""
+    """Returns the engine of a strategy if the strategy is one of tfdist's; else None."""
     extended = getattr(strategy, "extended", None)
     return extended if isinstance(extended, ReplicatedExtended) else None
 
 
 class ReplicatedExtended(PlacedExtended):
-    """Replicas on the devices of one or more workers, identical at all times.
+    """The engine of a strategy with a replica on each device of one or more workers.
+
+    Between two steps, all replicas have identical copies of the model.
 
     Args:
         container: the strategy that owns this engine.
         devices: this worker's devices, one replica each.
         replicas: for each device, a communicator over all replicas of all workers.
         workers: a communicator with one participant per worker.
-        group: the workers, for agreement among their Python programs.
-        cross_device_ops: how to reduce among this worker's devices outside of a replica.
+        group: the workers, with which this worker compares settings and exchanges data.
+        cross_device_ops: the `tf.distribute.CrossDeviceOps` for reductions over this worker's
+            devices that are called outside of replicas.
 
     Attributes:
         progress: the committed training steps of this worker.
-        batch_statistics: the rows for the statistics of batch normalization in partitioned steps:
-            "global" for the whole batch, "replica" for each replica's rows.
+        batch_statistics: the rows that batch normalization computes statistics from in partitioned
+            steps: "global" for the whole batch, or "replica" for each replica's rows.
     """
 
-    explain: Callable[[Any, Any], Any]  # Prints what a model's step communicates for a batch.
+    explain: Callable[[Any, Any], Any]  # Prints the values that a model's step communicates.
     in_stages = False  # Whether the workers hold different stages of the model.
 
     def __init__(
@@ -98,12 +101,13 @@ class ReplicatedExtended(PlacedExtended):
 
     @property
     def process_count(self) -> int:
-        """The number of processes that run the program, for all parts of the model."""
+        """The number of processes that run the program, including those of all pipeline stages."""
         return self.group.topology.size
 
     def _use_merge_call(self) -> bool:
         # Eager replicas of one process run one after another, so a collective inside a replica
-        # would never complete. Instead, their values are merged before they are sent to workers.
+        # would wait forever. Instead, a merge call collects the values of all replicas before they
+        # are communicated.
         return tf.executing_eagerly() and len(self._devices) > 1
 
     def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
@@ -112,7 +116,7 @@ class ReplicatedExtended(PlacedExtended):
         if not compiled:
             fn = in_callers_state(fn)
         if not tf.executing_eagerly():
-            tokens.note_use()  # Before any operation of the replicas is traced.
+            tokens.note_use()  # This must precede the operations that the replicas trace.
             return super()._call_for_each_replica(with_callers_lines(fn), args, kwargs)
         with running_step(self.group, eager=not compiled):
             return super()._call_for_each_replica(fn, args, kwargs)
@@ -134,7 +138,7 @@ class ReplicatedExtended(PlacedExtended):
 
     def _broadcast_to(self, tensor: Any, destinations: Any) -> Any:
         if isinstance(tensor, (float, int)):
-            return tensor  # It is converted to the type of its variable.
+            return tensor  # The variable converts a Python number to its own type.
         if not destinations:
             copies = []
             for device in self._devices:
@@ -159,12 +163,12 @@ class ReplicatedExtended(PlacedExtended):
         ]
         return distribute_utils.regroup([value_fn(c) for c in contexts], always_wrap=True)
 
-    # Reductions in a replica.
+    # Reductions inside replicas.
 
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
         step = current_step()
         if isinstance(step, GlobalStep):
-            return value  # As in a program for one replica.
+            return value  # The program is traced as if there were only one replica.
         called = tokens.of_tensorflow_call("all_reduce")
         if step is not None:
             flat = step.contributions(tf.nest.flatten(value))
@@ -193,9 +197,9 @@ class ReplicatedExtended(PlacedExtended):
     def sum_over_replicas(self, value: Any, name: str = "") -> Any:
         """Sums a nest of a replica's tensors and `tf.IndexedSlices` over all replicas.
 
-        Not differentiable, unlike `tf.distribute.ReplicaContext.all_reduce`: TensorFlow never
-        releases the function that defines such a gradient, so the graph of the step would stay
-        alive.
+        The sum is not differentiable, unlike `tf.distribute.ReplicaContext.all_reduce`: TensorFlow
+        never releases the function that defines such a gradient, so the graph of the step would
+        stay alive.
 
         Args:
             value: the nest.
@@ -204,7 +208,7 @@ class ReplicatedExtended(PlacedExtended):
         return self.reduce_over_replicas(tf.distribute.ReduceOp.SUM, value, called=name)
 
     def note_stall(self, values: Sequence[tf.Tensor]) -> None:
-        """Records that this replica waits for the running sum once these values are computed."""
+        """Marks the point at which these values are computed, and the step waits for a sum."""
         if self._use_merge_call():
             return
         communicator = self._replicas[get_current_replica_id_as_int()]
@@ -212,7 +216,7 @@ class ReplicatedExtended(PlacedExtended):
             mark_stall(name, values)
 
     def gather_over_replicas(self, value: Any) -> Any:
-        """Concatenates the rows of all replicas, called by each of them.
+        """Concatenates the rows of all replicas; each replica must call this method.
 
         Args:
             value: the replica's rows, a dense or ragged tensor.
@@ -221,9 +225,9 @@ class ReplicatedExtended(PlacedExtended):
         return reduction.gather_rows(self._replicas[get_current_replica_id_as_int()], [value])
 
     def scatter_over_replicas(self, value: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
-        """Sums values with the rows of all replicas, and returns this replica's rows.
+        """Sums values with the rows of all replicas, and returns this replica's rows of the sum.
 
-        Called by each replica.
+        Each replica must call this method.
 
         Args:
             value: the rows of all replicas, in order.
@@ -234,7 +238,7 @@ class ReplicatedExtended(PlacedExtended):
         return reduction.scatter_rows(communicator, value, counts)
 
     def await_other_replicas(self) -> None:
-        """Traces this process's other replicas up to the same call, before a collective."""
+        """Waits until this process's other replicas have also been traced up to this point."""
         if len(self._devices) > 1:
             await_other_replicas()
 
@@ -280,7 +284,8 @@ class ReplicatedExtended(PlacedExtended):
             elif (
                 reduce_op == tf.distribute.ReduceOp.MEAN
                 or len(self._devices) == 1
-                # A gradient computed outside of the replicas counts once, as in TensorFlow.
+                # As in TensorFlow, a gradient that was computed outside of the replicas is not
+                # multiplied by the number of replicas.
                 or (in_batch and tf.is_tensor(value))
             ):
                 results.append(simple_broadcast(tf.convert_to_tensor(value), destinations))

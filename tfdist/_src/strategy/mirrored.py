@@ -23,7 +23,7 @@ def check_batch_statistics(given: str | None) -> None:
     """Checks the `batch_statistics` argument of a strategy.
 
     Raises:
-        ValueError: the argument is neither None nor a known choice.
+        ValueError: the argument is neither None, "global" nor "replica".
     """
     if given is not None and given not in _CHOICES:
         raise ValueError(
@@ -33,11 +33,13 @@ def check_batch_statistics(given: str | None) -> None:
 
 
 def agreed_batch_statistics(group: Group, given: str | None) -> str:
-    """Returns a strategy's setting, the same on all workers; called by all of them.
+    """Returns the `batch_statistics` of a strategy, after checking that all workers agree.
+
+    All workers must call this function.
 
     Args:
         group: the workers.
-        given: this worker's argument; None for `TFDIST_BATCH_STATISTICS`.
+        given: the argument on this worker; None to use `TFDIST_BATCH_STATISTICS`.
 
     Raises:
         ProgramMismatchError: the workers' settings differ.
@@ -51,19 +53,21 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):  # type: ignore[misc]
     """Synchronous data parallelism over the devices of one process.
 
     Args:
-        devices: device names; by default all GPUs, else all logical CPU devices.
-        cross_device_ops: a `tf.distribute.CrossDeviceOps` for reductions outside of replicas;
-            replicas use collectives.
+        devices: the names of the devices. By default, all GPUs, or all logical CPU devices if
+            there are no GPUs.
+        cross_device_ops: a `tf.distribute.CrossDeviceOps` for reductions that are called outside of
+            replicas. Reductions inside replicas are always collectives.
         communication: `"native"` for tfdist's collectives, which on GPUs need only NVIDIA's driver
             and use NCCL if available; `"tensorflow"` for TensorFlow's collectives; `"auto"`, the
             default, means `"tensorflow"`.
-        batch_statistics: the rows that `BatchNormalization` layers compute statistics from in
-            training: `"global"` for the whole batch, as in one process, or `"replica"` for each
-            replica's rows, without communication. Layers with `synchronized=True` always use the
-            whole batch. By default `TFDIST_BATCH_STATISTICS`, or else `"global"`.
+        batch_statistics: the rows that `BatchNormalization` layers compute statistics from during
+            training. With `"global"`, these are the rows of the whole batch, as in one process.
+            With `"replica"`, each replica uses its own rows, without communication. Layers with
+            `synchronized=True` always use the whole batch. The default is the value of
+            `TFDIST_BATCH_STATISTICS`, or `"global"` if this variable is not set.
 
     Raises:
-        ValueError: `communication` or `batch_statistics` is none of the above.
+        ValueError: `communication` or `batch_statistics` has an unknown value.
         NativeUnavailableError: the native collectives were requested and are unavailable.
 
     Example:
@@ -96,7 +100,7 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):  # type: ignore[misc]
         tf.distribute.Strategy.__init__(self, extended)
 
     def explain(self, model: Any, batch: Any) -> Any:
-        """Prints the communication of a training step: each value, its bytes, and its source line.
+        """Prints the values that a training step communicates, with their sizes and source lines.
 
         Args:
             model: a compiled Keras model, created in the scope of this strategy.

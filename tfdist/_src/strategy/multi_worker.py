@@ -35,7 +35,7 @@ from tfdist.errors import UnsupportedError
 
 
 def random_states() -> dict[str, Any]:
-    """The states of Python's and NumPy's global generators, for JSON."""
+    """Returns the states of Python's and NumPy's global random generators, as data for JSON."""
     version, internal, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {
@@ -45,7 +45,7 @@ def random_states() -> dict[str, Any]:
 
 
 def set_random_states(states: dict[str, Any]) -> None:
-    """Sets both generators to states from `random_states`."""
+    """Sets Python's and NumPy's global random generators to states from `random_states`."""
     version, internal, gauss = states["python"]
     random.setstate((version, tuple(internal), gauss))
     np.random.set_state(tuple(states["numpy"]))
@@ -54,9 +54,9 @@ def set_random_states(states: dict[str, Any]) -> None:
 def share_randomness(group: Group) -> None:
     """Gives all workers the chief's random states, so that they shuffle in the same order.
 
-    Covers Python's `random`, NumPy's global generator and TensorFlow's seed, which determine how
-    arrays and datasets are shuffled. If all workers have set the same seed in TensorFlow, it is
-    kept.
+    The states are those of Python's `random`, of NumPy's global generator, and TensorFlow's seed.
+    They determine how arrays and datasets are shuffled. If all workers have set the same seed in
+    TensorFlow, this seed is kept.
     """
     if group.topology.size == 1:
         return
@@ -79,8 +79,10 @@ def make_compressor(
 ) -> Compressor | None:
     """Returns the gradient compressor; None for a single worker or TensorFlow's collectives.
 
+    All workers must call this function.
+
     Args:
-        group: the workers; all of them call this.
+        group: the workers.
         policy: this worker's initial policy; None to compress nothing.
         devices: the devices of this worker's replicas.
         workers: the communicator with one participant per worker.
@@ -162,10 +164,10 @@ def make_compressor(
 
 
 def cannot_compress(asked_by: str) -> UnsupportedError:
-    """The error for compression over TensorFlow's collectives.
+    """Returns the error for compression with TensorFlow's collectives.
 
     Args:
-        asked_by: the argument or call that the user can omit.
+        asked_by: the argument or call that requests compression, which the user can omit.
     """
     return UnsupportedError(
         "Compression needs the native collectives, and these workers use TensorFlow's. "
@@ -180,33 +182,37 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
     split among all replicas; the result is the same as in a single process.
 
     Args:
-        cluster_resolver: any `tf.distribute.cluster_resolver.ClusterResolver`. By default the
-            environment is read (`TF_CONFIG`, or the variables of Slurm, mpirun and other
-            launchers); a process that finds none of these trains alone.
+        cluster_resolver: any `tf.distribute.cluster_resolver.ClusterResolver`. By default, the
+            cluster is read from the environment: from `TF_CONFIG`, or from the variables of Slurm,
+            mpirun and other launchers. A process without any of these variables trains alone.
         communication_options: a `tf.distribute.experimental.CommunicationOptions`. The native
-            collectives use its `bytes_per_pack` and `timeout_seconds`.
+            collectives use only its `bytes_per_pack` and `timeout_seconds`.
         communication: `"native"` for tfdist's collectives (shared memory and TCP; on GPUs its own
-            kernels and NCCL), `"tensorflow"` for TensorFlow's (RING on CPUs, NCCL on GPUs), or
-            `"auto"` for tfdist's if there are several workers and all of them support tfdist's.
-        compression: how to compress gradients sent between hosts: a name such as `"int8"`, a codec
-            of `tfdist.compression`, or a `tfdist.compression.Policy`. None sends them exactly.
-        shard_optimizer: whether to shard the optimizer state (ZeRO-1), so that each worker keeps
-            the state, and updates the weights, of an equal share of the elements.
-        batch_statistics: the rows that `BatchNormalization` layers compute statistics from in
-            training: `"global"` for the whole batch, as in one process, or `"replica"` for each
-            replica's rows, without communication. Layers with `synchronized=True` always use the
-            whole batch. By default `TFDIST_BATCH_STATISTICS`, or else `"global"`.
+            kernels and NCCL), or `"tensorflow"` for TensorFlow's (RING on CPUs, NCCL on GPUs).
+            `"auto"`, the default, selects tfdist's collectives if there are several workers and all
+            of them support tfdist's, and else TensorFlow's.
+        compression: how to compress gradients that are sent between hosts: a name such as
+            `"int8"`, a codec of `tfdist.compression`, or a `tfdist.compression.Policy`. With None,
+            gradients are not compressed.
+        shard_optimizer: whether to shard the optimizer state (ZeRO-1). Each worker then keeps the
+            optimizer state for an equal share of all weight elements, and updates this share.
+        batch_statistics: the rows that `BatchNormalization` layers compute statistics from during
+            training. With `"global"`, these are the rows of the whole batch, as in one process.
+            With `"replica"`, each replica uses its own rows, without communication. Layers with
+            `synchronized=True` always use the whole batch. The default is the value of
+            `TFDIST_BATCH_STATISTICS`, or `"global"` if this variable is not set.
 
     Raises:
-        ValueError: `communication` or `batch_statistics` is none of the above.
+        ValueError: `communication` or `batch_statistics` has an unknown value.
         ClusterError: the description of the cluster is invalid.
         RendezvousError: not all workers connected within `TFDIST_START_TIMEOUT` seconds.
-        NativeUnavailableError: `communication="native"`, and the core cannot be compiled or
-            loaded.
-        UnsupportedError: TensorFlow's collectives are used, and TensorFlow ran an operation before
+        NativeUnavailableError: `communication` is `"native"`, but the native core cannot be
+            compiled or loaded.
+        UnsupportedError: TensorFlow's collectives are used, but TensorFlow ran an operation before
             the strategy was created; or these workers cannot compress gradients or shard
             optimizers.
-        ProgramMismatchError: the workers differ in their compression or other arguments.
+        ProgramMismatchError: the workers have different values of `compression` or of other
+            arguments.
 
     Example:
         ```python
@@ -263,7 +269,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
         tf.distribute.Strategy.__init__(self, extended)
 
     def explain(self, model: Any, batch: Any) -> Any:
-        """Prints the communication of a training step: each value, its bytes, and its source line.
+        """Prints the values that a training step communicates, with their sizes and source lines.
 
         Args:
             model: a compiled Keras model, created in the scope of this strategy.
@@ -290,7 +296,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
 
     @property
     def cluster_resolver(self) -> Any:
-        """The cluster resolver, as in TensorFlow's strategy."""
+        """The cluster resolver, as in `tf.distribute.MultiWorkerMirroredStrategy`."""
         return extended_of(self).cluster_resolver
 
 
@@ -307,7 +313,7 @@ def _warn_of_implementation(group: Group, options: Any) -> None:
 
 
 def cannot_shard(devices: list[str]) -> UnsupportedError:
-    """The error for sharding the optimizer of a worker with several devices."""
+    """Returns the error for sharding the optimizer of a worker with several devices."""
     return UnsupportedError(
         f"shard_optimizer=True needs workers with one device each. Received: {len(devices)} in "
         "this process. Start one worker per device, with CUDA_VISIBLE_DEVICES or "
@@ -316,7 +322,7 @@ def cannot_shard(devices: list[str]) -> UnsupportedError:
 
 
 def read_cluster(cluster_resolver: Any) -> ResolvedJob:
-    """Returns the job described by a resolver, or by default by the environment.
+    """Returns the job that a cluster resolver describes; without one, the job in the environment.
 
     Raises:
         ClusterError: the description of the cluster is invalid.
@@ -327,8 +333,8 @@ def read_cluster(cluster_resolver: Any) -> ResolvedJob:
 
 
 def resolver_of(group: Group, found: ResolvedJob) -> Any:
-    """Returns TensorFlow's description of a job that was found in the environment."""
-    # Until a process is admitted to a running job, its group contains no other process.
+    """Returns a cluster resolver for a job that was found in the environment."""
+    # Until a process is admitted to a running job, its group contains only the process itself.
     topology = found.topology if found.exchange is None else group.topology
     return tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(topology.jobs),

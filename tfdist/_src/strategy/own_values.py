@@ -1,8 +1,8 @@
-"""Boundaries between a program for the whole batch and a replica's computation on its own rows.
+"""Marks the parts of a whole-batch program in which each replica computes with its own rows.
 
-In the traced program, these functions return their input and mark it. The package `global_view`
-interprets the marks when it partitions the program. Gradients cross the boundaries in the opposite
-direction.
+In the traced program, the functions of this module return their input and mark it. The package
+`global_view` interprets the marks when it partitions the program. The backward pass leaves such a
+part where the forward pass enters it, and enters the part where the forward pass leaves it.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from tfdist._src.internals.graphs import identities, marking_operations, of_unkn
 
 
 def axes_that_may_be_cut(tensor: tf.Tensor, rows: int | None, kept: Sequence[int]) -> list[int]:
-    """The axes of a tensor along which a replica may have only a part of it.
+    """Returns the axes along which a replica may have only a part of a tensor.
 
     Args:
         tensor: a tensor of the program for the whole batch.
@@ -42,28 +42,28 @@ def enter(value: tf.Tensor, like: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
 
     Args:
         value: a tensor of the program for the whole batch.
-        like: a tensor with the same rows, such as the value itself.
-        axes: the axes that may be cut. The result's sizes along these axes are unknown.
+        like: a tensor with the same rows as `value`, such as `value` itself.
+        axes: the axes that may be cut. The static sizes of the result along these axes are unknown.
     """
     with marking_operations(PER_WORKER_BEGIN, axes):
         result = identities([value, like], "TfdistEnter")[0]
-    # Otherwise TensorFlow would use the static sizes in gradients.
+    # If the static sizes were known, TensorFlow would use them in gradients.
     return of_unknown_sizes(result, axes)
 
 
 def enter_whole(value: tf.Tensor) -> tf.Tensor:
-    """Returns a value that is the same on all replicas, such as a weight."""
+    """Passes a value that is the same on all replicas, such as a weight, to a marked part."""
     with marking_operations(PER_WORKER_BEGIN, []):
         (result,) = identities([value], "TfdistEnterWhole")
     return result
 
 
 def leave(value: tf.Tensor, like: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
-    """Returns a tensor of the program for the whole batch, made of the rows of all replicas.
+    """Returns a tensor for the whole batch, which consists of the rows of all replicas.
 
     Args:
         value: a replica's rows.
-        like: a tensor of the program with the same rows and the same shape.
+        like: a tensor of the program for the whole batch, with the same rows and shape.
         axes: the axes that may be cut.
     """
     with marking_operations(PER_WORKER_END, axes):
@@ -73,7 +73,9 @@ def leave(value: tf.Tensor, like: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
 
 
 def average(value: tf.Tensor) -> tf.Tensor:
-    """Returns the mean of the replicas' values, weighted by row counts; not differentiable.
+    """Returns the mean of the replicas' values, weighted by their numbers of rows.
+
+    The mean is not differentiable.
 
     Args:
         value: a replica's value. If it is not floating-point, it must be equal on all replicas.
@@ -85,9 +87,10 @@ def average(value: tf.Tensor) -> tf.Tensor:
 
 
 def stack(value: tf.Tensor) -> tf.Tensor:
-    """Stacks the values of all replicas on a new first axis, with zeros for replicas without rows.
+    """Stacks the values of all replicas along a new first axis.
 
-    The gradient is computed as if there were only one replica.
+    The values of replicas without rows are replaced by zeros. The gradient is computed as if there
+    were only one replica.
 
     Args:
         value: a replica's value.

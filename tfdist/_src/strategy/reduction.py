@@ -10,10 +10,10 @@ from tfdist._src.internals.tensorflow import DistributedValues
 
 
 def key_of(reduce_op: Any, call_site: str) -> str:
-    """Identifies a reduction on all workers, by its operation and its call site.
+    """Returns a key that identifies a reduction on all workers, from its operation and call site.
 
     Args:
-        reduce_op: `tf.distribute.ReduceOp.SUM`, or `MEAN` for a sum that is then divided.
+        reduce_op: `tf.distribute.ReduceOp.SUM`, or `MEAN` for a sum that is divided afterwards.
         call_site: the location in the user's code; "" for internal calls.
     """
     op = "mean" if reduce_op == tf.distribute.ReduceOp.MEAN else ""
@@ -24,14 +24,14 @@ def all_reduce(communicator: Communicator, reduce_op: Any, value: Any, call_site
     """Reduces a nest of tensors and `tf.IndexedSlices` over a group.
 
     Args:
-        communicator: the group.
+        communicator: the communicator of the group.
         reduce_op: `tf.distribute.ReduceOp.SUM` or `MEAN`.
         value: a nest of this participant's values.
         call_site: as for `key_of`.
 
     Returns:
-        The same nest of sums or means. A sum of `IndexedSlices` contains the slices of all
-        participants, in rank order.
+        A nest of the sums or means, with the structure of `value`. A sum of `IndexedSlices`
+        contains the slices of all participants, in rank order.
     """
     reduced = sum_values(communicator, tf.nest.flatten(value), key_of(reduce_op, call_site))
     if reduce_op == tf.distribute.ReduceOp.MEAN:
@@ -52,7 +52,7 @@ def sum_values(communicator: Communicator, values: Sequence[Any], key: str = "")
 def all_gather_slices(
     communicator: Communicator, slices: tf.IndexedSlices, key: str = ""
 ) -> tf.IndexedSlices:
-    """Returns the slices of all participants, in rank order."""
+    """Concatenates the slices of all participants, in rank order."""
     return tf.IndexedSlices(
         values=communicator.all_gather(tf.convert_to_tensor(slices.values), key),
         indices=communicator.all_gather(tf.convert_to_tensor(slices.indices), key),
@@ -77,7 +77,10 @@ def all_gather(
 
 
 def gather_rows(communicator: Communicator, parts: Sequence[Any]) -> Any:
-    """Concatenates this worker's parts, dense or ragged, and then the rows of all workers."""
+    """Concatenates the parts of this worker, and then the rows of all workers.
+
+    The parts may be dense or ragged tensors.
+    """
     local = parts[0] if len(parts) == 1 else tf.concat(parts, axis=0)
     if not isinstance(local, tf.RaggedTensor):
         return communicator.all_gather(local)
@@ -88,21 +91,22 @@ def gather_rows(communicator: Communicator, parts: Sequence[Any]) -> Any:
 
 
 def scatter_rows(communicator: Communicator, value: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
-    """Sums values that have the rows of all participants; each participant gets its own rows.
+    """Sums values with the rows of all participants, and returns each participant's own rows.
 
     Args:
-        communicator: the group.
-        value: the rows of all participants, in their order.
+        communicator: the communicator of the group.
+        value: the rows of all participants, in rank order.
         counts: the number of rows of each participant, a vector.
 
     Returns:
-        This participant's rows, or one row of another participant if it has none.
+        This participant's rows of the sum. A participant without rows gets one row of another
+        participant.
     """
     rank, size = communicator.place()
     most = tf.reduce_max(counts)
 
     def of_one_size() -> tf.Tensor:
-        # A shorter shard is padded with rows of the next one.
+        # A shorter shard is padded with rows of the next shard.
         rows = (tf.cumsum(counts) - counts)[:, tf.newaxis] + tf.range(most)
         return tf.gather(value, tf.minimum(tf.reshape(rows, [-1]), tf.shape(value)[0] - 1))
 
@@ -113,11 +117,13 @@ def scatter_rows(communicator: Communicator, value: tf.Tensor, counts: tf.Tensor
 
 
 def sum_locally(value: Any, local_ops: Any) -> Any:
-    """Sums a value over this worker's replicas; returns a plain value unchanged.
+    """Sums a per-replica value over this worker's replicas.
+
+    Any other value is returned unchanged, as a tensor.
 
     Args:
-        value: a plain or per-replica value.
-        local_ops: the `tf.distribute.CrossDeviceOps` to use; by default `tf.add_n`.
+        value: the value.
+        local_ops: the `tf.distribute.CrossDeviceOps` to use; None to use `tf.add_n`.
     """
     if not isinstance(value, DistributedValues):
         return to_tensor(value)
@@ -132,7 +138,7 @@ def sum_locally(value: Any, local_ops: Any) -> Any:
 
 
 def add(values: Sequence[Any]) -> Any:
-    """Adds local values, dense or sparse."""
+    """Adds values of this process, which are all dense or all `tf.IndexedSlices`."""
     if _is_sparse(values[0]):
         return tf.IndexedSlices(
             values=tf.concat([v.values for v in values], axis=0),
@@ -148,7 +154,7 @@ def add(values: Sequence[Any]) -> Any:
 
 
 def sum_plain(value: Any, replicas: int) -> Any:
-    """Sums a plain value over replicas, which is well-defined only for zero."""
+    """Sums a value that is not per-replica over replicas, which is well-defined only for zero."""
     if not tf.is_tensor(value) and value == 0:
         return value
     raise ValueError(
@@ -170,7 +176,7 @@ def divide(value: Any, count: Any) -> Any:
 
 
 def reduce_mirrored(reduce_op: tf.distribute.ReduceOp, value: Any, replicas: Any) -> Any:
-    """Reduces a value that is the same in all replicas."""
+    """Reduces a value that is equal in all replicas, without communication."""
     if reduce_op == tf.distribute.ReduceOp.MEAN:
         return value
     return tf.nest.map_structure(lambda v: v * tf.cast(replicas, v.dtype), value.values[0])

@@ -27,15 +27,15 @@ from tfdist._src.internals.tensorflow import get_current_replica_id_as_int
 
 @dataclasses.dataclass(frozen=True)
 class RowCounts:
-    """A replica's rows of a batch, and the data that replicas exchange with their row counts.
+    """The numbers of rows of a batch, and other data that replicas exchange with these numbers.
 
     Attributes:
         rows: the number of rows of this replica, an int32 scalar.
         counts: the number of rows of each replica, an int32 vector.
         total: the number of rows of the global batch, an int32 scalar.
         first_row: the index of this replica's first row in the global batch, an int32 scalar.
-        some_are_empty: whether a replica has no rows, a bool scalar.
-        heard: the additional data that the workers exchange, an int32 vector.
+        some_are_empty: whether at least one replica has no rows, a bool scalar.
+        heard: the other data that was received with the numbers of rows, an int32 vector.
     """
 
     rows: tf.Tensor
@@ -47,14 +47,15 @@ class RowCounts:
 
 
 class Step:
-    """A step over a global batch; a context manager.
+    """A step over a global batch, as a context manager.
 
     Attributes:
         key: distinguishes traces of functions in this step from their traces in other steps.
-        agreed_on_overflow: whether the replicas have agreed on an overflow, so that either all of
-            them have non-finite gradients or none has.
-        late_in: the step's graph, if an update may be deferred to the end of the step.
-        late: the deferred update; the module that performs it defines its type.
+        agreed_on_overflow: whether the replicas have exchanged whether their gradients overflow.
+            If so, either all replicas have non-finite gradients, or none of them has.
+        late_in: the graph of the step, if the optimizer's update may be deferred to the end of the
+            step; else None.
+        late: the deferred update, or None. The module that performs the update defines its type.
     """
 
     clips_together = False  # Whether workers communicate to clip by the global norm.
@@ -69,7 +70,7 @@ class Step:
     def own_parts(self, values: Sequence[Any]) -> list[Any]:
         """Returns this replica's contributions to sums of values, such as gradients.
 
-        Applying it twice has the same effect as once.
+        The method is idempotent.
 
         Args:
             values: dense tensors, `tf.IndexedSlices` or None.
@@ -77,14 +78,17 @@ class Step:
         return list(values)
 
     def contributions(self, values: Sequence[Any]) -> list[Any]:
-        """Returns this replica's contributions to sums communicated now; see `own_parts`."""
+        """Returns this replica's contributions to sums, right before they are communicated.
+
+        See `own_parts`.
+        """
         return self.own_parts(values)
 
     def largest_over_replicas(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The elementwise maximum over the replicas that have rows.
+        """Returns the elementwise maximum over the replicas that have rows.
 
         Args:
-            values: non-negative.
+            values: non-negative tensors.
         """
         return list(values)
 
@@ -101,7 +105,10 @@ class Step:
         return clip_by_norm(gradients, norm, tf.linalg.global_norm(gradients))
 
     def sums(self, variable: Any) -> bool:
-        """Whether this replica sums a variable's gradients, rather than another stage's worker."""
+        """Whether this replica sums the gradients of a variable.
+
+        If pipeline stages share the variable, a worker of another stage may sum them instead.
+        """
         return True
 
     def sum_gradients_of_part(
@@ -113,23 +120,24 @@ class Step:
         """Sums the gradients of the part of the model that this replica trains.
 
         Args:
-            add_up: sums gradients over the replicas; called with gradients and their variables.
+            add_up: a function that takes gradients and their variables, and sums the gradients
+                over the replicas.
             gradients: dense or `tf.IndexedSlices`.
             variables: their variables.
         """
         return add_up(gradients, variables)
 
     def squares(self, gradients: Sequence[Any], variables: Sequence[Any]) -> tf.Tensor:
-        """The sum of squares of all gradient elements, over all parts of the model.
+        """Returns the sum of squares of all gradient elements, over all parts of the model.
 
         Args:
-            gradients: the gradients of this part, dense or `tf.IndexedSlices`.
+            gradients: the gradients of this replica's part, dense or `tf.IndexedSlices`.
             variables: their variables.
         """
         return sum_of_squares(gradients)
 
     def before_update(self, variable: Any) -> list[tf.Tensor]:
-        """Returns the tensors that a variable's update waits for, apart from its gradient."""
+        """Returns the tensors, besides the gradient, that the update of a variable waits for."""
         return self._turns.before(variable) if self.late is not None else []
 
     def updated(self, variable: Any) -> None:
@@ -162,7 +170,7 @@ class OptimizerUpdate:
         self.span: GraphSpan | None = None
 
     def end(self) -> None:
-        """Ends the update's span, after the variables have been written."""
+        """Ends the update's span in the timeline, after the variables have been written."""
         if self.span is not None:
             self.span.end("optimizer", "update")
 
@@ -171,15 +179,16 @@ class _ThreadState(threading.local):
     """The steps and updates that a thread runs or traces, usually as a replica.
 
     Attributes:
-        steps: the steps that the thread is in, the innermost one last.
+        steps: the steps that the thread is in; each is nested in the previous one.
         creates_local_variables: whether the thread creates plain variables, even in a strategy's
             scope.
-        optimizers: the nesting depth of the optimizers that the thread applies.
+        optimizers: the number of nested optimizers that the thread is applying.
         gradients_are_summed: whether the gradients of these optimizers are already summed.
-        summations: the number of summations of gradients so far.
-        update: the running update.
+        summations: how often the thread has summed gradients so far.
+        update: the optimizer's update that is running.
         adds_slices_in_order: whether the running update adds sparse gradients in a fixed order.
-            While replicas are merged, updates run in another thread than the replicas.
+            The update sets this itself, because in a merge call, updates do not run in the
+            replicas' threads.
     """
 
     creates_local_variables = False
@@ -197,10 +206,10 @@ this_thread = _ThreadState()
 
 
 class UpdateOrder:
-    """The order of updates that could all begin at once.
+    """Orders the updates of variables that could otherwise all begin together.
 
-    Large variables are updated one after the other, so that the temporaries of their update rules
-    do not coexist in memory.
+    Large variables are updated one after the other, so that the temporary tensors of their updates
+    are not in memory together.
     """
 
     def __init__(self) -> None:
@@ -208,7 +217,7 @@ class UpdateOrder:
 
     def before(self, variable: Any) -> list[tf.Tensor]:
         """Returns the tensors that a variable's update waits for."""
-        # Updates may be in a branch of a conditional, which cannot use another branch's tensors.
+        # An update in a branch of a conditional cannot wait for a tensor of another branch.
         here = self._last is not None and self._last.graph is tf.compat.v1.get_default_graph()
         return [self._last] if here and _is_large(variable) else []
 
@@ -223,15 +232,16 @@ def _is_large(variable: Any) -> bool:
 
 
 class GlobalStep(Step):
-    """A step with a program that is traced for the whole batch, and partitioned afterwards.
+    """A step that is traced for the whole batch, and partitioned afterwards.
 
-    `contributions` marks the sums of an optimizer.
+    The method `contributions` marks the gradients that an optimizer sums, so that the partitioned
+    program communicates them.
 
     Args:
         static_rows: the number of rows of the batch, if the program knows it.
         own_statistics: whether each replica normalizes with the statistics of its own rows.
-        assigns_own_statistics: whether each replica then updates the moving statistics with its own
-            statistics, instead of the average over the replicas.
+        assigns_own_statistics: with `own_statistics`, whether each replica updates the moving
+            statistics with its own statistics, instead of the average over the replicas.
         gathers_statistics: whether the statistics of the whole batch are computed from the gathered
             statistics of the replicas.
 
@@ -257,12 +267,12 @@ class GlobalStep(Step):
         self.gathers_statistics = gathers_statistics
 
     def contributions(self, values: Sequence[Any]) -> list[Any]:
-        """Marks values of the whole batch as sums to be communicated.
+        """Marks values of the whole batch as sums that are communicated next.
 
         In the partitioned program, a marked value is the worker's contribution to the sum.
 
         Args:
-            values: dense tensors, which are marked, `tf.IndexedSlices` or None.
+            values: dense tensors, `tf.IndexedSlices` or None. Only dense tensors are marked.
         """
         return _marked(values, CONTRIBUTION)
 
@@ -270,25 +280,26 @@ class GlobalStep(Step):
 def gathered_parts(values: Sequence[Any]) -> list[Any]:
     """Marks values in a `GlobalStep` as this worker's own parts, which are gathered later.
 
-    A constant value must be zero.
+    A value that does not depend on the worker must be zero, because the partitioned program keeps
+    such a value on one worker only.
 
     Args:
-        values: dense tensors, which are marked, `tf.IndexedSlices` or None.
+        values: dense tensors, `tf.IndexedSlices` or None. Only dense tensors are marked.
     """
     return _marked_in_graph(values, CONTRIBUTION)
 
 
 def equal_everywhere(values: Sequence[Any]) -> list[Any]:
-    """Marks values that have been communicated in a `GlobalStep` as equal on all workers.
+    """Marks communicated values in a `GlobalStep`, because they are equal on all workers.
 
     Args:
-        values: dense tensors, which are marked, `tf.IndexedSlices` or None.
+        values: dense tensors, `tf.IndexedSlices` or None. Only dense tensors are marked.
     """
     return _marked_in_graph(values, EQUAL)
 
 
 class EagerGlobalStep(GlobalStep):
-    """A step that every replica runs on the whole batch, eagerly.
+    """A step that every replica runs eagerly, on the whole batch.
 
     Only the first replica contributes to sums, since all replicas have computed the same values.
 
@@ -325,30 +336,32 @@ def _marked(values: Sequence[Any], mark: str) -> list[Any]:
         with marking_operations(mark):
             marked = tf.raw_ops.IdentityN(input=[results[i] for i in dense])
         for i, value in zip(dense, marked, strict=True):
-            results[i] = tf.identity(value)  # A consumer of one value must not wait for all.
+            results[i] = tf.identity(value)  # Each value can be used before the others exist.
     return results
 
 
 def clip_by_norm(gradients: Sequence[Any], norm: float, found: tf.Tensor) -> list[Any]:
-    """Clips gradients by a known norm; as in Keras, sparse ones become dense.
+    """Clips gradients by their global norm, which is given.
+
+    As in Keras, sparse gradients become dense.
 
     Args:
         gradients: dense or `tf.IndexedSlices`.
         norm: the maximum norm.
-        found: the actual norm.
+        found: the global norm of the gradients.
     """
     dense = [tf.convert_to_tensor(g) for g in gradients]
     return list(tf.clip_by_global_norm(dense, norm, use_norm=found)[0])
 
 
 def sum_of_squares(gradients: Sequence[Any]) -> tf.Tensor:
-    """The sum of squares of all elements, a float32 scalar."""
+    """Returns the sum of squares of all elements, as a float32 scalar."""
     values = [tf.cast(getattr(g, "values", g), tf.float32) for g in gradients]
     return tf.add_n([tf.zeros([]), *(tf.reduce_sum(v * v) for v in values)])
 
 
 def current_step() -> Step | None:
-    """The step that the calling replica is in, if any."""
+    """Returns the step that the calling replica is in; None outside of a step."""
     steps = this_thread.steps
     return steps[-1] if steps else None
 
@@ -380,7 +393,7 @@ def updating(variable: Any, arguments: Sequence[Any]) -> Iterator[None]:
 
 
 class PlacedExtended(LocalExtended):
-    """Replicas on the devices of this process, which is one of several workers.
+    """The engine of a strategy with replicas on the devices of this process, one of the workers.
 
     Args:
         container: the strategy that owns this engine.
@@ -403,17 +416,20 @@ class PlacedExtended(LocalExtended):
 
     @property
     def communicates(self) -> bool:
-        """Whether other replicas exist, or may exist while present graphs are in use."""
+        """Whether there are other replicas, or may be after a change of the group.
+
+        Graphs outlive such a change, so they contain communication in both cases.
+        """
         return len(self._devices) > 1 or self.spans_workers
 
     @property
     def spans_workers(self) -> bool:
-        """Whether other workers exist, or may exist while present graphs are in use."""
+        """Whether there are other workers, or may be after a change of the group."""
         return not isinstance(self._workers, Alone)
 
     @property
     def traces_know_group(self) -> bool:
-        """Whether graphs may contain ranks or replica counts, so that a group change breaks them.
+        """Whether graphs may contain a rank or a replica count, and break if the group changes.
 
         This is the case if any code outside of tfdist has read such a number during a trace. Set
         this property to False when all graphs will be traced again.
@@ -425,16 +441,16 @@ class PlacedExtended(LocalExtended):
         (registry.note_stale if know else registry.forget)()
 
     def place(self, device: Any = 0) -> tuple[Any, Any]:
-        """A replica's global number and the number of replicas, read when the graph runs.
+        """Returns a replica's global ID and the number of replicas, read when the graph runs.
 
         Args:
-            device: the number of the replica's device on this worker.
+            device: the index of the replica's device on this worker.
         """
         worker, workers = self._workers.place()
         return worker * len(self._devices) + device, workers * len(self._devices)
 
     def place_here(self) -> tuple[Any, Any]:
-        """The calling replica's global number, and the number of replicas; see `place`."""
+        """Returns the calling replica's global ID and the number of replicas; see `place`."""
         return self.place(get_current_replica_id_as_int())
 
     @property
@@ -466,7 +482,7 @@ class PlacedExtended(LocalExtended):
         return self._workers.rank
 
     def _get_replica_id_in_sync_group(self, replica_id: int) -> int:
-        with registry.unnoted():  # The read is noted when a replica's context returns the number.
+        with registry.unnoted():  # `_note_replica_id` records the read instead.
             return self._workers.rank * len(self._devices) + replica_id
 
     def _get_local_replica_id(self, replica_id_in_sync_group: int) -> int:
@@ -484,7 +500,7 @@ class PlacedExtended(LocalExtended):
     @property
     def should_save_summary(self) -> bool:
         if in_global_step():
-            return True  # All workers trace the same program; the first one writes.
+            return True  # All workers trace the write, but only the first worker runs it.
         return self._workers.rank == 0
 
 

@@ -1,8 +1,8 @@
 """Propagates a failed step to the other workers, which then raise an error that names the cause.
 
-Also compares the order of collectives: a loop over a `set` could otherwise mix up two sums with
-the same shape and source line. Steps of `fit` are compared more strictly, by
-`keras.fit.compared_state`.
+This module also compares the order of collectives on all workers. A loop over a `set` could
+otherwise mix up two sums with the same shape and source line. Steps of `fit` are compared more
+strictly, by `keras.fit.compared_state`.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ _traces: Counter[str] = Counter()
 
 
 def report_traces(group: Group, function: Any) -> None:
-    """Reports the new traces of a function to rank 0; does not block.
+    """Reports the collectives of a function's new traces to rank 0, without waiting for a reply.
 
     Args:
         group: the workers.
@@ -55,7 +55,11 @@ def report_traces(group: Group, function: Any) -> None:
 
 
 def _passed(graph: Any, group: Group) -> list[CollectiveInput]:
-    """A graph's inputs to collectives, in order; empty if the graph is too large for a message."""
+    """Returns the values that a graph passes to collectives, in order.
+
+    The list is empty if the graph has fewer than two collectives, or is too large for a protobuf
+    message.
+    """
     ordering = {inner.op.name for outer, inner in graph.captures if tokens.is_token(outer)}
     operations = [
         op
@@ -76,12 +80,12 @@ def _passed(graph: Any, group: Group) -> list[CollectiveInput]:
     return found
 
 
-# For larger values that a function refers to, only type and shape are compared.
+# If a function refers to a value with more bytes, only the type and shape are compared.
 _COMPARED_BYTES = 2**16
 
 
 def _names_of_captures(graph: Any, ordering: set[str]) -> dict[str, str]:
-    """Names for a graph's captures that do not depend on the order of capture."""
+    """Returns names for a graph's captures that do not depend on the order of the captures."""
     variables = {id(variable.handle): variable.name for variable in graph.variables}
     names = {}
     for outer, inner in graph.captures:
@@ -97,7 +101,7 @@ def _names_of_captures(graph: Any, ordering: set[str]) -> dict[str, str]:
 
 
 def _is_constant(tensor: tf.Tensor) -> bool:
-    """Whether a tensor is computed from constants alone, such as zeros."""
+    """Whether a tensor is computed only from constants, such as zeros."""
     pending, seen = [tensor.op], set()
     while pending:
         op = pending.pop()
@@ -110,7 +114,7 @@ def _is_constant(tensor: tf.Tensor) -> bool:
 
 
 def _name(function: Any) -> str:
-    """The name and line of a `tf.function`."""
+    """Returns the name of a `tf.function`, and the line where the function is defined."""
     python_function = function.python_function
     code = getattr(python_function, "__code__", None)
     name = getattr(python_function, "__qualname__", type(python_function).__name__)
@@ -119,7 +123,7 @@ def _name(function: Any) -> str:
     return f"{name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
 
 
-# The end of the data, and errors that all workers raise together.
+# No failures of a worker: the end of the data, and errors that all workers raise together.
 _NO_FAILURES = (StopIteration, tf.errors.OutOfRangeError, ProgramMismatchError)
 _COLLECTIVES = ("Tfdist", "Collective")
 _listening = False
@@ -131,12 +135,12 @@ def running_step(group: Group, *, eager: bool) -> Iterator[None]:
 
     Args:
         group: the workers.
-        eager: whether the step runs eagerly. If so, even an error outside of operations was raised
-            while the step ran, not while it was traced.
+        eager: whether the step runs eagerly. If so, even an error that no operation has raised is
+            an error of the running step, because the step is not traced.
 
     Raises:
-        tf.errors.UnavailableError: another worker was lost, or its step failed; the message names
-            it.
+        tf.errors.UnavailableError: another worker was lost, or the step of another worker failed.
+            The message names that worker.
     """
     if group.in_step:
         yield
@@ -151,7 +155,7 @@ def running_step(group: Group, *, eager: bool) -> Iterator[None]:
 
 
 def listen() -> None:
-    """Starts listening for calls of user-defined `tf.function`s; idempotent."""
+    """Installs a hook that runs after each call of a user-defined `tf.function`; idempotent."""
     global _listening
     if not _listening:
         _listening = True
@@ -168,7 +172,8 @@ def _function_called(function: Any, error: BaseException | None, before: tuple[i
         return
     if error is None:
         report_traces(group, function)
-    # After an error, the trace may be incomplete, so the recorded uses count as well.
+    # After an error, the trace may be incomplete. So the collectives that the call has used count
+    # as well.
     elif used or any(name.startswith(_COLLECTIVES) for name in functions_operations(function)):
         _report(group, error, began_ns, eager=False)
 
@@ -178,7 +183,7 @@ def _report(group: Group, error: BaseException, began_ns: int, *, eager: bool) -
         return
     known = group.cause_of(error, began_ns)
     if known is not None:
-        # Forward the cause to workers that share no communicator with the failed worker.
+        # Forward the cause to workers that have no communicator in common with the failed worker.
         group.fail(known)
         return
     why, me = cause(error).rstrip("."), str(group.topology.me)

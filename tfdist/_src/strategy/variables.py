@@ -1,4 +1,4 @@
-"""Variables with a copy on every replica: kept identical, or summed when read."""
+"""Variables with a copy on every replica; the copies are equal, or are summed when read."""
 
 import contextlib
 import weakref
@@ -32,7 +32,7 @@ class _Variable:
 
     @property
     def handle(self) -> Any:
-        """The resource of the replica's copy.
+        """The resource handle of the calling replica's copy.
 
         Raises:
             ValueError: the caller is not a replica.
@@ -69,7 +69,7 @@ class _Variable:
 
 
 def _on_copies(method: str) -> Any:
-    """Returns a method that calls a method of `tf.Variable` on the copies."""
+    """Returns a method that calls the named method of `tf.Variable` on each copy."""
 
     def apply(variable: Any, updates: Any, *, indices: Any) -> Any:
         return getattr(variable, method)(indices, updates)
@@ -84,13 +84,13 @@ for _kind in ("add", "sub", "update", "max", "min"):
     setattr(_Variable, f"scatter_nd_{_kind}", _on_copies(f"scatter_nd_{_kind}"))
 
 
-# Variables that code outside of replicas has assigned, by identity.
+# Maps `id()`s to variables that code outside of replicas has assigned since `take_assigned`.
 _assigned: dict[int, weakref.ref[Any]] = {}
 _assignments = 0
 
 
 def assignments() -> int:
-    """The number of assignments by code outside of replicas so far."""
+    """Returns how often variables have been assigned outside of replicas so far."""
     return _assignments
 
 
@@ -98,7 +98,7 @@ def take_assigned(strategy: Any) -> list[Any]:
     """Returns the variables that code outside of replicas has assigned since the last call.
 
     Args:
-        strategy: the variables' strategy.
+        strategy: the strategy that created the variables.
     """
     variables = [reference() for reference in _assigned.values()]
     mine = [v for v in variables if v is not None and v.distribute_strategy is strategy]
@@ -133,10 +133,11 @@ class ReplicatedMirroredVariable(_Variable, MirroredVariable):  # type: ignore[m
 
 
 class SummedVariable(_Variable, SyncOnReadVariable):  # type: ignore[misc]
-    """A variable that each replica changes separately; its value is the sum, as in metrics.
+    """A variable that each replica changes separately; the value of the variable is the sum.
 
-    Reading it is a collective that all workers must join. A step of `fit` sums the metrics anyway
-    and stores the total here, so that a single worker can read the total.
+    The totals of metrics are such variables. Reading the value is a collective that all workers
+    must join. A step of `fit` sums the metrics anyway and stores the total here, so that a single
+    worker can read the total.
     """
 
     _total: tf.Tensor | None = None
@@ -170,7 +171,7 @@ class SummedVariable(_Variable, SyncOnReadVariable):  # type: ignore[misc]
         self._total = None
         if not _outside_of_replicas() or self.aggregation != tf.VariableAggregation.SUM:
             return super().assign(value, *args, **kwargs)
-        # One replica holds the full value, since dividing it may be inexact.
+        # The first replica gets the full value, since dividing it among replicas may be inexact.
         full = tf.convert_to_tensor(value, self.dtype)
         extended: step.PlacedExtended = self.distribute_strategy.extended
         first = extended.worker_rank == 0
@@ -192,10 +193,9 @@ VARIABLE_CLASSES = {
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Makes this thread create plain, local variables.
+    """Makes this thread create plain variables, even inside the strategy's scope.
 
-    One worker can then save a model, for example, inside the strategy's scope without waiting for
-    the other workers.
+    A single worker can then save a model, for example, without waiting for the other workers.
     """
     outer = step.this_thread.creates_local_variables
     step.this_thread.creates_local_variables = True
@@ -206,12 +206,12 @@ def alone() -> Iterator[None]:
 
 
 def is_alone() -> bool:
-    """Whether this thread is in `alone`."""
+    """Whether this thread is inside the context of `alone`."""
     return step.this_thread.creates_local_variables
 
 
 class Engine(Protocol):
-    """The engine of a strategy that creates variables."""
+    """The members of a strategy's engine that are needed to create variables."""
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
@@ -230,14 +230,14 @@ class Engine(Protocol):
 
 
 def create_variable(extended: Engine, next_creator: Any, kwargs: dict[str, Any]) -> Any:
-    """Creates a variable with a copy on each device and, on all workers, the chief's value.
+    """Creates a variable with a copy on each device; all copies get the chief's initial value.
 
     While a function is traced, the variable is lifted out of the function's graph, as with
     `tf.init_scope`, so that variables persist if a model creates them in its first step.
 
     Args:
-        extended: the engine of the variable's strategy.
-        next_creator: creates a copy.
+        extended: the engine of the strategy.
+        next_creator: a function that creates the variable for one copy.
         kwargs: the arguments of `tf.Variable`.
     """
     if is_alone():
@@ -252,7 +252,7 @@ def create_variable(extended: Engine, next_creator: Any, kwargs: dict[str, Any])
 
 
 def _without_graph(initial_value: Any) -> Any:
-    """Returns an initial value that does not depend on its graph, if it is constant there."""
+    """Makes an initial value independent of the graph that computes it, if it is constant."""
     if not tf.is_symbolic_tensor(initial_value):
         return initial_value
     constant = tf.get_static_value(initial_value)
@@ -315,7 +315,7 @@ def _first_value(extended: Engine, summed: bool, kwargs: dict[str, Any]) -> Any:
         with _naming(name):
             extended.agree_on_variable(f"{name} {value.dtype.name}{value.shape}")
         if summed and workers.rank > 0:
-            return tf.zeros_like(value)  # Only the chief's copy holds the sum so far.
+            return tf.zeros_like(value)  # Only the chief's copy gets the initial value of the sum.
         if summed or not value.shape.num_elements():
             return value
         return workers.broadcast(value)

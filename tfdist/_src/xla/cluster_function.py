@@ -1,4 +1,4 @@
-"""A cluster as a function that XLA compiles, with TensorFlow's random numbers.
+"""Makes the function that XLA compiles for a cluster, with the same random numbers as TensorFlow.
 
 XLA and TensorFlow draw the same bits from a key and a counter (Philox), but convert them to numbers
 differently. A compiled step must give the same result as a step that is not compiled, so this
@@ -27,10 +27,10 @@ def is_compiled_here() -> bool:
 
 @contextlib.contextmanager
 def uncompiled_scope() -> Iterator[None]:
-    """Excludes operations that are added to the default graph in this context from compilation.
+    """Excludes the operations that are added to the default graph in this context from compilation.
 
-    Use it for results that workers with different programs must compute bit-identically, because
-    XLA's rounding depends on the rest of the program.
+    Use this context for results that must be bit-identical on workers with different programs. If
+    XLA compiled them, their rounding would depend on the rest of the program.
     """
     with contextlib.nullcontext() if tf.executing_eagerly() else marking_operations(_UNCOMPILED):
         yield
@@ -42,10 +42,10 @@ def is_uncompiled(operation: Any) -> bool:
 
 
 def or_zeros(condition: tf.Tensor, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns tensors if a condition holds, otherwise zeros; each result needs its tensor only.
+    """Returns tensors if a condition is true, otherwise zeros.
 
-    Outside XLA, one conditional selects all tensors without copying them. XLA fuses a selection
-    with adjacent operations.
+    Each result waits only for its own tensor. Outside of XLA, a single conditional selects all
+    tensors without copying them. XLA fuses the selection of each tensor with adjacent operations.
     """
     if not values:
         return []
@@ -58,7 +58,9 @@ def or_zeros(condition: tf.Tensor, values: Sequence[tf.Tensor]) -> list[tf.Tenso
 
 
 def has_rows(rows: tf.Tensor) -> tf.Tensor:
-    """Whether a replica has rows; true in a compiled cluster, which never runs without rows.
+    """Whether a replica has rows.
+
+    In a compiled cluster, this is the constant True: the cluster runs only if there are rows.
 
     Args:
         rows: the number of rows.
@@ -76,7 +78,7 @@ def is_has_rows(operation: Any) -> bool:
 
 
 _PHILOX, _AUTO = 1, 3
-# Types for which XLA draws the same numbers, although they start with a prefix in `_OTHERS`.
+# Operation types that start with a prefix in `_OTHERS`, although XLA draws the same numbers.
 _SAME = (
     "StatelessRandomUniformFullIntV2",
     "StatelessRandomUniformIntV2",
@@ -84,7 +86,7 @@ _SAME = (
     "StatelessRandomGetAlg",
 )
 _CONTROL = ("StatelessIf", "StatelessWhile", "StatelessCase")
-# Prefixes of types for which XLA would draw other numbers.
+# Prefixes of operation types for which XLA would draw other random numbers than TensorFlow.
 _OTHERS = ("Random", "Stateless", "Multinomial", "TruncatedNormal", "ParameterizedTruncatedNormal")
 # For each float type: the integer type of the same size, the mantissa's mask, and the bits of 1.0.
 _LAYOUTS = {
@@ -95,21 +97,22 @@ _LAYOUTS = {
 
 
 def draws_other_numbers(operation: Any) -> bool:
-    """Whether XLA would draw other numbers, and no replacement exists."""
+    """Whether XLA would draw other numbers than TensorFlow, and `replacement` cannot prevent it."""
     if operation.type in _REPLACED:
         return operation.get_attr("dtype") not in _REPLACED_TYPES or not _is_philox(operation)
     return is_random(operation.type)
 
 
 def is_random(kind: str) -> bool:
-    """Whether XLA would draw other numbers for operations of this kind."""
+    """Whether XLA would draw other random numbers than TensorFlow for an operation type."""
     return kind.startswith(_OTHERS) and kind not in (*_SAME, *_CONTROL)
 
 
 def replacement(operation: Any) -> Callable[..., tf.Tensor] | None:
-    """Returns a function that draws an operation's numbers from bits, given the same inputs.
+    """Returns a function that replaces an operation that draws random numbers, if XLA compiles it.
 
-    None if no replacement exists for the operation's type.
+    The function takes the inputs of the operation, and draws the same numbers as TensorFlow.
+    Returns None if no replacement exists for the operation's type.
     """
     draw = _REPLACED.get(operation.type)
     if draw is None:
@@ -119,7 +122,7 @@ def replacement(operation: Any) -> Callable[..., tf.Tensor] | None:
 
 
 def _uniform(shape: Any, key: Any, counter: Any, dtype: tf.DType) -> tf.Tensor:
-    """Like TensorFlow's `UniformDistribution`: random bits as the mantissa of a value in [1, 2)."""
+    """Draws numbers like `UniformDistribution`: random bits are the mantissa of 1 + the number."""
     integers, mantissa, one = _LAYOUTS[dtype]
     drawn = _bits(shape, key, counter)
     bits = tf.bitwise.bitwise_or(tf.bitwise.bitwise_and(drawn, mantissa), one)
@@ -127,7 +130,7 @@ def _uniform(shape: Any, key: Any, counter: Any, dtype: tf.DType) -> tf.Tensor:
 
 
 def _normal(shape: Any, key: Any, counter: Any, dtype: tf.DType) -> tf.Tensor:
-    """Box and Muller's transform of pairs of uniform numbers, like `NormalDistribution`."""
+    """Draws numbers like `NormalDistribution`, by Box and Muller's transform of uniform numbers."""
     count = tf.reduce_prod(shape)
     pairs = (count + 1) // 2
     uniform = tf.reshape(_uniform([2 * pairs], key, counter, tf.float32), [pairs, 2])
@@ -145,7 +148,7 @@ def _bits(shape: Any, key: Any, counter: Any) -> tf.Tensor:
 
 def _is_philox(operation: Any) -> bool:
     source = operation.inputs[3].op
-    if source.type == "StatelessRandomGetAlg":  # Philox on CPUs and GPUs
+    if source.type == "StatelessRandomGetAlg":  # This is Philox on CPUs and GPUs.
         return True
     return tf.get_static_value(operation.inputs[3]) in (_PHILOX, _AUTO)
 
@@ -160,12 +163,12 @@ class Cluster:
     Args:
         program: the program.
         operations: the operations to compile together, in order.
-        is_used: whether an operation outside the cluster uses a tensor.
+        is_used: returns whether an operation outside of the cluster uses a tensor.
 
     Attributes:
-        feeds: the tensors that it takes.
-        resources: the variables' resources that it takes.
-        fetches: the tensors that it returns.
+        feeds: the tensors that the cluster takes as inputs, except for resources.
+        resources: the resources of variables that the cluster takes as inputs.
+        fetches: the tensors that the cluster returns.
     """
 
     def __init__(
@@ -185,7 +188,7 @@ class Cluster:
 
     @property
     def varies(self) -> bool:
-        """Whether the cluster depends on the number of rows, by its inputs' shapes or otherwise."""
+        """Whether the cluster depends on the number of rows, by input shapes or by `has_rows`."""
         shapes_known = all(t.shape.is_fully_defined() for t in self.feeds)
         return not shapes_known or bool(self._rows)
 
@@ -199,11 +202,11 @@ class Cluster:
         """Adds a call of the cluster to the default graph.
 
         Args:
-            name: the name shown in profiles.
-            resources: the values of `resources`.
-            tensors: the values of `feeds`.
-            fits: a bool scalar: if the cluster `varies`, whether to run the compiled function. None
-                to never run it.
+            name: the name of the function in profiles.
+            resources: the values of the attribute `resources`.
+            tensors: the values of the attribute `feeds`.
+            fits: whether to run the compiled function in this step, a bool scalar; None to never
+                run it. This is ignored unless the cluster `varies`.
 
         Returns:
             The values of `fetches`, and a tensor to wait for.
@@ -213,10 +216,10 @@ class Cluster:
         compiled = self._function(name, resources, jit=True)
         plain = self._function(name, resources, jit=False)
         if self._program.device_of(self._operations[0]).startswith("GPU"):
-            # TensorFlow keeps a GPU's integers in host memory, which an `If` that is not lowered
-            # does not support.
+            # `tf.cond` lowers its `If`. Without lowering, `If` would not support a GPU's integers,
+            # which TensorFlow keeps in host memory.
             return list(tf.cond(fits, lambda: compiled(*tensors), lambda: plain(*tensors)))
-        # `tf.cond` would add an operation for each tensor, at several µs each.
+        # `tf.cond` would add an operation for each tensor, which takes several µs.
         branches = _calling(compiled), _calling(plain)
         results = tf.raw_ops.If(
             cond=fits,
@@ -243,7 +246,8 @@ class Cluster:
         if jit:
             function = tf.function(run, autograph=False, jit_compile=True)
         else:
-            # Optimized separately, so that operations are chosen as in a step without XLA.
+            # TensorFlow optimizes this function separately, and so chooses the same operations as
+            # in a step without XLA.
             function = tf.function(
                 run, autograph=False, experimental_attributes={"_noinline": True}
             )
@@ -253,10 +257,12 @@ class Cluster:
         """Adds the operations to the default graph.
 
         Args:
-            given: the values of their inputs, by name; their results are added.
+            given: maps names to the values of the operations' inputs. This method adds the
+                operations' results to the map.
+            jit: whether XLA compiles the function.
 
         Returns:
-            The added operations without a result.
+            The added operations that have no results.
         """
         rows = self._rows if jit else {}
         ends: list[Any] = []
@@ -276,7 +282,7 @@ class Cluster:
 
 
 def _calling(function: Any) -> Any:
-    """A function that only calls another function, so that the latter's attributes take effect."""
+    """Wraps a function in one that only calls it, so that the function's attributes take effect."""
     specs = [
         tf.TensorSpec(t.shape, t.dtype)
         for t in function.inputs[: -len(function.captured_inputs) or None]
@@ -297,10 +303,11 @@ def add_operations(
 
     Args:
         program: the program.
-        operations: its operations, in order.
-        given: the values of the operations' inputs, by name; the operations' results are added.
+        operations: the operations of the program to add, in order.
+        given: maps names to the values of the operations' inputs. This function adds the
+            operations' results to the map.
         values: see `TracedProgram.definition`.
-        constants: results of constant operations, which are also added.
+        constants: the results of constant operations that are also needed.
 
     Returns:
         The added operations, in the same order.

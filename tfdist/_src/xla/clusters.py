@@ -12,7 +12,7 @@ from tfdist._src.xla import cluster_function
 from tfdist._src.xla.program import TracedProgram, called_by, has_shape
 
 _COMMUNICATES = ("Tfdist", "Collective")
-# Operations that run on the host, outside the graph.
+# Prefixes of operation types that run on the host, outside of the graph.
 _HOST = (
     "EagerPyFunc",
     "PyFunc",
@@ -27,7 +27,8 @@ _HOST = (
     "Timestamp",
     "WriteSummary",
 )
-# Slower with XLA than with TensorFlow's libraries on CPUs: a CNN's step takes 1.3 times as long.
+# Prefixes of operation types that are slower with XLA than with TensorFlow's libraries on CPUs: a
+# step of a CNN takes 1.3 times as long.
 _SLOW_ON_CPUS = ("Conv2D", "Conv3D", "DepthwiseConv2d", "MaxPool", "AvgPool", "FusedBatchNorm")
 _STRINGS = ("AsString", "String", "Regex", "Unicode")
 CONDITIONALS = ("If", "StatelessIf")
@@ -44,13 +45,14 @@ def node_communicates(node: Any) -> bool:
 
 
 def excluded_operations(program: TracedProgram, *, is_branch: bool = False) -> set[Any]:
-    """The operations that XLA does not compile.
+    """Returns the operations of a program that XLA does not compile.
 
     Args:
         program: the program.
-        is_branch: whether the program is a branch of another program. A value without a static
-            shape may then be equal on all workers, such as an input with the rows of all workers.
-            Its operation must be compiled on all workers or on none, so it is not compiled.
+        is_branch: whether the program is a branch of a conditional in another program. In a branch,
+            a value without a static shape may be equal on all workers, such as an input with the
+            rows of all workers. The operation that computes this value is not compiled, because it
+            must be compiled either on all workers or on none.
 
     Raises:
         UnsupportedError: a function that must be compiled as a whole contains collectives.
@@ -58,7 +60,7 @@ def excluded_operations(program: TracedProgram, *, is_branch: bool = False) -> s
     _refuse_compiled_collectives(program)
     functions = program.functions_with(_is_excluded_node)
     found: set[Any] = set()
-    # Operations with results that contain a varying number of other workers' rows.
+    # Operations with results that may contain rows of other workers, in a varying number.
     gathered: set[Any] = set()
     for op in program.operations:
         varies = any(not t.shape.is_fully_defined() for t in op.outputs if has_shape(t))
@@ -101,7 +103,7 @@ def _is_excluded_node(node: Any) -> bool:
     return bool(
         _is_compiled(node)
         or node.op.startswith((*_COMMUNICATES, *_HOST))
-        or cluster_function.is_random(node.op)  # XLA would draw other numbers.
+        or cluster_function.is_random(node.op)  # XLA would draw other numbers than TensorFlow.
         or tf.string.as_datatype_enum in types
         or node.op.startswith(_STRINGS)
         or (node.op.startswith(_SLOW_ON_CPUS) and not tf.config.list_logical_devices("GPU"))
@@ -118,7 +120,7 @@ def _is_excluded(program: TracedProgram, op: Any, functions: set[str]) -> bool:
     if cluster_function.is_uncompiled(op) or functions.intersection(called_by(op.node_def)):
         return True
     if op.type in CONDITIONALS and cluster_function.is_has_rows(op.inputs[0].op):
-        return True  # Its branches have different numbers of rows.
+        return True  # The branches of this conditional compute with different numbers of rows.
     if op.type.startswith(_SLOW_ON_CPUS) and program.device_of(op).startswith("CPU"):
         return True
     tensors = [*op.inputs, *op.outputs]
@@ -136,8 +138,9 @@ def _varies(tensor: tf.Tensor) -> bool:
 
 
 _READ = "ReadVariableOp"
-# Operations that may return an input bit for bit, depending on the other inputs, such as a product
-# with 1. Matrix products and sums over an axis may also do so, but are assumed to mix their inputs.
+# Operations that may return an input unchanged, depending on the other inputs, such as a product
+# with 1. Matrix products and sums over an axis may also do this, but are assumed to mix their
+# inputs.
 _MAY_KEEP = frozenset(
     [
         *("AddN", "AddV2", "BiasAdd", "Maximum", "Minimum", "Mul", "RealDiv", "Sub"),
@@ -152,17 +155,17 @@ _MAY_KEEP = frozenset(
 def own_operations(
     program: TracedProgram, given: Collection[Any], results: Sequence[tf.Tensor]
 ) -> set[Any]:
-    """The operations with results that may differ between workers in their last bits.
+    """Returns the operations with results that need not be bit-identical on all workers.
 
     Args:
         program: the program.
-        given: the placeholders of values that differ between workers.
-        results: its results, which may have to be equal on all workers.
+        given: the placeholders for values that differ between workers.
+        results: the program's results, which may have to be equal on all workers.
     """
     found = _computed_from(program, given)
     found |= _only_for(program, found, {t.op for t in results})
-    # TensorFlow makes a constant in a gradient wait for the operation that it is made for. If that
-    # operation is a worker's own, so is the constant.
+    # In a gradient, a constant has a control dependency on the operation that it was created for.
+    # If this operation is a worker's own, the constant is too.
     return found | {
         op
         for op in program.operations
@@ -171,7 +174,7 @@ def own_operations(
 
 
 def _computed_from(program: TracedProgram, given: Collection[Any]) -> set[Any]:
-    """Operations that compute with a worker's own values, other than by communication."""
+    """Returns the operations that compute with a worker's own values, without communication."""
     found = set(given)
     for op in program.operations:
         if not communicates(op) and (
@@ -182,11 +185,12 @@ def _computed_from(program: TracedProgram, given: Collection[Any]) -> set[Any]:
 
 
 def _only_for(program: TracedProgram, own: Collection[Any], wanted: Collection[Any]) -> set[Any]:
-    """Operations without effects that only a worker's own operations use, such as a mask.
+    """Returns the operations that only a worker's own operations use, such as a mask.
 
-    Operations that call functions do not count: a branch of a conditional may use their inputs for
-    something else. Operations that may pass a value unchanged to a variable or a result do not
-    count either, such as a selection by a condition that is equal on all workers.
+    Operations with side effects are left out. An operation is also left out if a function call uses
+    its result, because the function may also use the result for other values than the worker's own.
+    And it is left out if its result may reach a variable or a result of the program unchanged, for
+    example through a selection by a condition that is equal on all workers.
     """
     users: dict[Any, list[Any]] = {}
     for op in program.operations:
@@ -206,7 +210,7 @@ def _only_for(program: TracedProgram, own: Collection[Any], wanted: Collection[A
 def _kept_as_they_are(
     program: TracedProgram, users: Mapping[Any, Sequence[Any]], wanted: Collection[Any]
 ) -> set[Any]:
-    """The operations with results that may reach a variable, a function or a program's result."""
+    """Returns the operations with results that may reach a variable, call or result unchanged."""
     found: set[Any] = set()
     for op in reversed(program.operations):
         using = users.get(op, [])
@@ -224,7 +228,7 @@ _MIN_OPERATIONS = 8
 _MIN_SMALL_OPERATIONS = 64
 _SMALL = 32  # elements
 _LARGE = 1 << 14
-_ROWS = 8  # the assumed number of rows if it is unknown
+_ROWS = 8  # the assumed size of each unknown dimension
 _NOTHING = ("Const", "Identity", "InvertPermutation", "NoOp", "Pack", "Reshape", "Shape")
 _HEAVY = ("MatMul", "BatchMatMul", "Einsum", "Conv", "Depthwise")
 _READS = ("ReadVariableOp", "VariableShape", "VarIsInitializedOp", "ResourceGather")
@@ -235,10 +239,10 @@ class Unit:
     """Operations that are added to the new graph together.
 
     Attributes:
-        operations: its operations, in order.
-        compiled: whether they are a cluster.
-        own: whether its results are this worker's own, so that other workers may compute theirs
-            differently.
+        operations: the operations, in order.
+        compiled: whether the operations are a cluster.
+        own: whether the results are this worker's own. Other workers may then compute their own
+            results in a different way.
     """
 
     operations: Sequence[Any]
@@ -247,19 +251,19 @@ class Unit:
 
 
 def divide(program: TracedProgram, excluded: set[Any], own: set[Any]) -> list[Unit]:
-    """Divides operations into clusters and excluded operations, in an order to run them.
+    """Divides a program into clusters and excluded operations, in a valid order of execution.
 
-    An operation belongs to the cluster of the first excluded operation, in the program's order,
-    that needs it. Operations that no excluded operation needs form the last cluster. So a cluster
-    waits only for operations that its excluded operation would wait for anyway, and no two clusters
-    wait for each other. A worker's own operations are separated from operations with results that
-    may have to be equal on all workers, because workers may differ in whether they compile their
-    own operations.
+    For each operation, the first excluded operation that needs it (in the program's order)
+    determines its cluster. Operations that no excluded operation needs form the last cluster. So a
+    cluster waits only for operations that its excluded operation would wait for anyway, and no two
+    clusters wait for each other. A worker's own operations are in other clusters than operations
+    with results that may have to be equal on all workers: some workers may compile their own
+    operations while others do not.
 
     Args:
         program: the program.
-        excluded: its operations that XLA does not compile.
-        own: its operations that compute a worker's own values.
+        excluded: the program's operations that XLA does not compile.
+        own: the program's operations that compute a worker's own values.
     """
     number = {op: i for i, op in enumerate(program.operations)}
     marks = {op for op in program.operations if op.type == "TfdistReady"}
@@ -270,7 +274,7 @@ def divide(program: TracedProgram, excluded: set[Any], own: set[Any]) -> list[Un
     for op in program.operations:
         if op not in excluded:
             groups.setdefault((first[op], levels[op], program.device_of(op)), []).append(op)
-    # An operation follows the cluster that it needs; the cluster's reads of variables precede both.
+    # An excluded operation follows its cluster, and the cluster follows its reads of variables.
     placed: list[tuple[tuple[int, int, int, str, int], Unit]] = []
     for op in program.operations:
         if op in excluded:
@@ -287,7 +291,7 @@ def divide(program: TracedProgram, excluded: set[Any], own: set[Any]) -> list[Un
 
 
 def _needed_first(program: TracedProgram, boundaries: set[Any]) -> dict[Any, int]:
-    """For each operation, the number of the first boundary that needs it."""
+    """Maps each operation to the index of the first boundary operation that needs it."""
     first = dict.fromkeys(program.operations, len(program.operations))
     for number, op in reversed(list(enumerate(program.operations))):
         needed_by = number if op in boundaries else first[op]
@@ -297,10 +301,11 @@ def _needed_first(program: TracedProgram, boundaries: set[Any]) -> dict[Any, int
 
 
 def _ends(program: TracedProgram, excluded: set[Any], marks: set[Any]) -> set[Any]:
-    """Operations at the end of a function that wait for marks, and so must not end a cluster.
+    """Returns the operations at the end of a function that wait for marks.
 
-    Marks report to the recorder that other operations have run (`comm/tracing.py`). A mark is
-    removed from `marks` if operations other than collectives and such ends wait for it.
+    They are excluded from clusters. Marks report to the recorder that other operations have run
+    (`comm/tracing.py`). This function also removes a mark from `marks` if any other operation that
+    is not excluded waits for the mark.
     """
     ends: set[Any] = set()
     for op in program.operations:
@@ -313,7 +318,7 @@ def _ends(program: TracedProgram, excluded: set[Any], marks: set[Any]) -> set[An
 
 
 def _is_worth_it(operations: Sequence[Any]) -> bool:
-    """Whether operations take longer than starting a compiled program, about 30 µs."""
+    """Whether operations probably take longer than the start of a compiled program (30 µs)."""
     computing = [op for op in operations if op.type not in _NOTHING]
     sizes = [max((_elements(t) for t in op.outputs), default=0) for op in computing]
     return (
@@ -333,9 +338,10 @@ def _elements(tensor: tf.Tensor) -> int:
 def exchanging_lists(
     program: TracedProgram, units: Sequence[Unit], results: Sequence[tf.Tensor]
 ) -> set[Any]:
-    """The operations that pass lists of tensors from or to a cluster, which XLA cannot do.
+    """Returns the operations of clusters that exchange lists of tensors with other operations.
 
-    Examples are the values that a loop keeps for its backward pass.
+    XLA does not support a list as an input or a result of a function. Examples are the lists of
+    values that a loop keeps for its backward pass.
     """
     clusters = {op: unit if unit.compiled else None for unit in units for op in unit.operations}
     found = {t.op for t in results if t.dtype == tf.variant and clusters.get(t.op)}
@@ -351,10 +357,11 @@ def exchanging_lists(
 def _levels(
     program: TracedProgram, first: dict[Any, int], excluded: set[Any], own: set[Any]
 ) -> dict[Any, int]:
-    """For each operation, a level that rises at each change from own operations to others or back.
+    """Maps each operation to a level, so that own and other operations have different levels.
 
-    Only sources with the same boundary count. Other operations may have to wait for own operations,
-    as an update waits for a read of the same variable.
+    On a path through the graph, the level increases at each change from own to other operations or
+    back: other operations may have to wait for own operations, as an update waits for a read of the
+    same variable. Only operations with the same boundary are on such a path.
     """
     levels: dict[Any, int] = {}
     for op in program.operations:
@@ -369,9 +376,10 @@ def _levels(
 
 
 def _only_read(program: TracedProgram, members: Sequence[Any]) -> list[Any]:
-    """The reads of variables that a cluster does not write.
+    """Returns a cluster's reads of the variables that the cluster does not write.
 
-    XLA would copy these variables, whereas it updates in place the variables that a cluster writes.
+    XLA would copy these variables. It does not copy a variable that the cluster also writes, but
+    updates the variable in place.
     """
     inside = set(members)
     written = {

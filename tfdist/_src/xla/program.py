@@ -15,21 +15,23 @@ _SHAPES: dict[str, Callable[[list[int]], Any]] = {
     "Rank": len,
 }
 _MAX_ELEMENTS = 1024
-# Computes the axes along which to sum gradients; their number is not known statically.
+# This operation computes the axes along which gradients are summed. Its static shape is unknown.
 _AXES = "BroadcastGradientArgs"
 
 
 class TracedProgram:
-    """The part of a graph that has to run.
+    """The operations of a graph that have to run for its results and side effects.
 
     Args:
         graph: a `FuncGraph`.
         results: the tensors to compute.
 
     Attributes:
-        operations: the operations to run, each after its sources; without the constant ones.
-        before: for each operation, its sources among `operations`, in no particular order.
-        constant: operations with values that depend on the graph alone, and are cheap to repeat.
+        operations: the operations to run, except for constant operations. Each operation follows
+            its sources.
+        before: maps each operation to its sources among `operations`.
+        constant: the constant operations. Their values depend only on the graph. They are so cheap
+            that each function that needs them repeats them.
     """
 
     def __init__(self, graph: Any, results: Sequence[tf.Tensor]) -> None:
@@ -47,20 +49,20 @@ class TracedProgram:
         self._functions = {f.signature.name: f for f in self._definition.library.function}
 
     def device_of(self, operation: Any) -> str:
-        """The device that an operation runs on, such as "CPU:0"."""
+        """Returns the device that an operation runs on, such as "CPU:0"."""
         if operation not in self._devices:
             self._devices[operation] = _device_of(operation)
         return self._devices[operation]
 
     def definition(self, operations: Sequence[Any], values: dict[Any, Any]) -> Any:
-        """The `GraphDef` of some of the operations, with the constant operations that they need.
+        """Returns the `GraphDef` of some operations and of the constant operations that they need.
 
         Control dependencies on other operations are left out.
 
         Args:
-            operations: the operations; constant ones may be included.
-            values: replacement values for some operations with a single output, which need not be
-                among the operations.
+            operations: the operations, which may include constant operations.
+            values: maps operations to constants that replace them. These operations must have a
+                single output, and need not be in `operations`.
         """
         made = tf.compat.v1.GraphDef(versions=self._definition.versions)
         constants = [op for op in self._constants_of(operations) if op not in values]
@@ -85,11 +87,11 @@ class TracedProgram:
         return made
 
     def functions_with(self, is_meant: Callable[[Any], bool], *, kept: bool = True) -> set[str]:
-        """The names of the functions that contain matching nodes, at any depth.
+        """Returns the names of the functions that contain matching nodes, at any depth.
 
         Args:
-            is_meant: whether a node matches.
-            kept: whether to include all functions that are not inlined.
+            is_meant: returns whether a node matches.
+            kept: whether to also include all functions that TensorFlow does not inline.
         """
         found = {
             name
@@ -142,12 +144,12 @@ class TracedProgram:
 
 
 def has_shape(tensor: tf.Tensor) -> bool:
-    """Whether a tensor holds numbers or strings, rather than a variable or a list of tensors."""
+    """Whether a tensor has a shape; resources of variables and lists of tensors have none."""
     return tensor.dtype not in (tf.resource, tf.variant)
 
 
 def called_by(node: Any) -> list[str]:
-    """The names of the functions that a node calls."""
+    """Returns the names of the functions that a node calls."""
     attributes = node.attr.values()
     one = [a.func.name for a in attributes if a.HasField("func")]
     return one + [f.name for a in attributes if a.HasField("list") for f in a.list.func]
@@ -179,7 +181,7 @@ def _needed(wanted: Collection[Any]) -> set[Any]:
 
 
 def _in_order(operations: Sequence[Any]) -> list[Any]:
-    """Sorts operations so that each follows its sources; otherwise keeps the given order."""
+    """Sorts operations so that each one follows its sources; otherwise keeps the given order."""
     number = {op: i for i, op in enumerate(operations)}
     waiting = {op: len(_sources(op)) for op in operations}
     users: dict[Any, list[Any]] = {op: [] for op in operations}
@@ -208,7 +210,7 @@ def _is_constant(op: Any, constant: Collection[Any]) -> bool:
         return bool(op.inputs[0].shape.is_fully_defined())
     if not op.inputs or op.op_def.is_stateful or called_by(op.node_def):
         return False
-    if op.type.startswith("StatelessRandom"):  # XLA would draw other numbers.
+    if op.type.startswith("StatelessRandom"):  # XLA would draw other numbers than TensorFlow.
         return False
     if op.type == _AXES:
         return all(t.op in constant for t in op.inputs)

@@ -1,4 +1,4 @@
-"""Adds a traced graph to another one, with its clusters as compiled functions."""
+"""Adds a traced graph to another graph, with a call of a compiled function for each cluster."""
 
 import functools
 import itertools
@@ -20,19 +20,19 @@ _numbers = itertools.count()
 
 
 class ClusteredGraph:
-    """A graph that is divided into clusters, to add to the default graph.
+    """A graph that is divided into clusters, and is then added to the default graph.
 
     Args:
         graph: a `FuncGraph`.
         results: the tensors to compute.
-        given: the values of its placeholders, by their names.
-        fits: whether this step's rows match the rows for which clusters are compiled, a bool
-            scalar; None if this is unknown.
-        own: the names of the placeholders for this worker's own values; all other values may have
+        given: maps the names of the graph's placeholders to their values.
+        fits: whether this step has the shapes that clusters are compiled for, a bool scalar; None
+            if this is unknown.
+        own: the names of the placeholders for this worker's own values. All other values may have
             to be equal on all workers.
-        copies: whether variables have equal copies on several devices of one kind. Then operations
-            with results that may have to be equal are not compiled, because the devices' programs
-            may differ.
+        copies: whether variables have equal copies on several devices of the same kind. If so,
+            operations with results that may have to be equal are not compiled, because the devices'
+            programs may differ.
         is_branch: as for `excluded_operations`.
     """
 
@@ -62,18 +62,18 @@ class ClusteredGraph:
             self._excluded |= lists
             self._units = clusters.divide(self._program, self._excluded, self._own)
         self._given: dict[str, tf.Tensor] = dict(given)
-        self._made: dict[Any, Any] = {}  # operation -> its equivalent in the new graph
+        self._made: dict[Any, Any] = {}  # from operations to their equivalents in the new graph
         self._users: dict[str, set[Any]] = {}
         for op in self._program.operations:
             for tensor in op.inputs:
                 self._users.setdefault(tensor.name, set()).add(op)
 
     def add(self) -> list[tf.Tensor]:
-        """Adds the graph.
+        """Adds the operations of the graph to the default graph.
 
         Returns:
-            The results, and a tensor to wait for; all of them wait for everything that the graph
-            has to run.
+            The results, and one more tensor that callers without results can wait for. All of them
+            wait for the side effects of the graph.
         """
         together: list[Any] = []
         for unit in self._units:
@@ -122,7 +122,8 @@ class ClusteredGraph:
             tf.control_dependencies(self._equivalents_of(before)),
             tf.device(self._program.device_of(unit.operations[0])),
         ):
-            # Results that have to be equal must be compiled on all workers or on none.
+            # Results that have to be equal on all workers must be compiled on all of them or on
+            # none, but `fits` may differ between workers.
             fits = self._fits if unit.own else None
             results = cluster.call(name, resources, tensors, fits)
         for tensor, value in zip(cluster.fetches, results, strict=False):
@@ -137,7 +138,7 @@ class ClusteredGraph:
         )
 
     def _add_conditional(self, op: Any) -> None:
-        """Adds a conditional with collectives in its branches, which are rebuilt with clusters."""
+        """Adds a conditional that has collectives; its branches are also divided into clusters."""
         self._add_uncompiled([], [t for t in op.inputs if t.op in self._program.constant])
         condition, *arguments = [self._given[t.name] for t in op.inputs]
 
@@ -201,12 +202,12 @@ def compiled_between_collectives(function: Callable[..., Any]) -> Callable[..., 
 
 
 def _is_own(tensor: tf.Tensor) -> bool:
-    """Whether a tensor belongs to a step's data, rather than to the program's earlier results."""
+    """Whether a captured tensor belongs to the data of a step, which each worker has for itself."""
     return has_shape(tensor) and bool(tf.is_symbolic_tensor(graphs.captured_from(tensor)))
 
 
 def _fits(given: dict[str, tf.Tensor]) -> tf.Tensor | None:
-    """Whether clusters are compiled for the shapes of this step's tensors.
+    """Returns whether clusters are compiled for the shapes of this step's tensors.
 
     Returns:
         A bool scalar; None if all shapes are static, or if the native library is missing.
@@ -220,7 +221,7 @@ def _fits(given: dict[str, tf.Tensor]) -> tf.Tensor | None:
     except NativeUnavailableError:
         return None
     host = str(tf.config.list_logical_devices("CPU")[0].name)
-    shapes = [tf.shape(t, tf.int64) for t in varying]  # on the tensors' devices
+    shapes = [tf.shape(t, tf.int64) for t in varying]  # These run on the devices of the tensors.
     with tf.device(host):
         return ops.tfdist_shapes_fit(order=_order(host), shapes=shapes)
 

@@ -1,8 +1,8 @@
-"""Rules that partition each type of operation along the rows of a batch.
+"""Rules for partitioning each type of operation along the rows of a batch.
 
-A rule takes a `Call` and returns a `Decision`, or None if it does not apply to these operands. In
-that case, the operands are gathered and the operation runs on the whole batch, which is always
-correct.
+A rule takes a `Call` and returns a `Decision`, or None if the rule does not apply to the operands.
+In that case, the operands are gathered and the operation runs on the whole batch, which is always
+correct. The docstring of a rule describes the operations that the rule partitions.
 """
 
 from tfdist._src.global_view.rules import control_flow, elementwise, lookup, rowwise, shapes, state

@@ -26,7 +26,7 @@ from tfdist._src.global_view.rules.table import RULES, is_whole, rule
 
 @rule("PartitionedCall", "StatefulPartitionedCall", "RemoteCall", per_worker=True)
 def function_call(call: Call) -> Decision | None:
-    """Inlines a function call and partitions its operations."""
+    """Calls a function, which is inlined so that its operations can be partitioned."""
     name = call.attr("f").name if call.type in RULES else call.type
     part = call.analysis.part(call.op, name, call.values)
     values = outside(part.outputs, part.graph, call.op.outputs)
@@ -40,14 +40,15 @@ def function_call(call: Call) -> Decision | None:
 
 
 def inline(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Adds a function's operations in place of its call."""
+    """Adds the partitioned operations of a function in place of a call of the function."""
     (part,) = call.decision.parts
     wanted = [
         inner.layout if inner.layout.kind == outer.kind else outer
         for inner, outer in zip(part.outputs, call.decision.outputs, strict=True)
     ]
     if call.op.node_def.attr["_XlaMustCompile"].b and not part.communicated(wanted):
-        # XLA compiles operations for which TensorFlow has no kernels, such as grouped convolutions.
+        # The function stays compiled by XLA: TensorFlow may have no kernels for some operations,
+        # such as grouped convolutions.
         def run(*given: tf.Tensor) -> list[tf.Tensor]:
             return list(emitter.inline(part, given, wanted))
 
@@ -57,7 +58,7 @@ def inline(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
 
 @rule("If", "StatelessIf", "Case", "StatelessCase", per_worker=True)
 def conditional(call: Call) -> Decision | None:
-    """Selects a function by a condition that is the same on all workers."""
+    """Calls one of several functions; the condition is equal on all workers."""
     if call.type.endswith("Case"):
         functions = [f.name for f in call.attr("branches")]
     else:
@@ -80,7 +81,7 @@ def _joined_branches(values: Sequence[Value], tensor: Any) -> Value:
         result = joined_values(result, value, tensor)
     around = (*result.layout.outer.symbols, *result.layout.inner.symbols)
     if any(symbol.source is tensor for symbol in around):
-        # The layout refers to a size of the result, which is unknown inside the branches.
+        # The layout depends on a size of the conditional's result, which the branches cannot know.
         return dataclasses.replace(result, layout=WHOLE)
     return result
 
@@ -95,12 +96,17 @@ _ROUNDS = 8
 
 @rule("While", "StatelessWhile", per_worker=True)
 def loop(call: Call) -> Decision | None:
-    """Repeats a function; the loop variables' layouts are a fixed point of the body's analysis."""
+    """Repeats a function while a condition is true.
+
+    The layouts of the loop variables must be equal before and after each round. So the body is
+    analyzed repeatedly, until its results have the same layouts as its inputs.
+    """
     body = call.attr("body").name
     values = list(call.values)
     part = call.analysis.part(call.op, body, values)
     gathered: set[int] = set()
-    # A list cannot be converted: its layout follows once the layouts of its elements are known.
+    # A list without elements cannot be converted to another layout. So its layout is determined
+    # last, when the layouts of the other variables, and thus of its future elements, are known.
     lists = [i for i, v in enumerate(values) if v.layout.kind == "unset"]
     for round_ in range(_ROUNDS):
         changed = [_loop_value(part, i, v, gathered) for i, v in enumerate(values)]
@@ -130,14 +136,14 @@ def loop(call: Call) -> Decision | None:
 
 
 def _loop_value(part: Any, i: int, before: Value, gathered: set[int]) -> Value:
-    """Returns the facts about a loop variable at the start of each round, after one more round.
+    """Returns facts about a loop variable that are true before and after a round of the loop.
 
     Args:
-        part: the analysis of a round.
+        part: the analysis of the round.
         i: the index of the variable.
-        before: the facts at the start of the analyzed round.
-        gathered: the indices of variables with layouts that differ between rounds; `i` may be
-            added.
+        before: the facts before the round.
+        gathered: the indices of the variables that are gathered, because their layouts differ
+            between rounds. This function adds `i` if necessary.
     """
     tensor = part.graph.inputs[i]
     if part.graph.outputs[i] is tensor:
@@ -151,7 +157,7 @@ def _loop_value(part: Any, i: int, before: Value, gathered: set[int]) -> Value:
 
 
 def _stable(before: Value, after: Value, tensor: Any) -> Value:
-    """Keeps a size unknown after it has differed between two rounds."""
+    """Keeps a size unknown if it has differed between rounds, so that the analysis terminates."""
     content = after.content
     if isinstance(content, Value) and isinstance(before.content, Value):
         content = _stable(before.content, content, tensor)
@@ -169,7 +175,7 @@ def _is_size_of(dim: Dim, tensor: Any) -> bool:
 
 
 def _between_rounds(value: Value, graph: Any, tensor: Any) -> Value:
-    """Translates the facts about a round's result for the next round."""
+    """Translates facts about the result of a round into facts about the input of the next round."""
 
     def known(dim: Dim | None) -> bool:
         return dim is not None and not any(is_size_in(symbol, graph) for symbol in dim.symbols)
@@ -194,7 +200,7 @@ def _between_rounds(value: Value, graph: Any, tensor: Any) -> Value:
 
 
 def _without_fixed_point(part: Any, i: int, before: Value) -> Value:
-    """Returns the facts about a loop variable if no fixed point was found."""
+    """Returns facts that are certain about a loop variable if its layout has not become stable."""
     tensor = part.graph.inputs[i]
     if part.graph.outputs[i] is tensor:
         return before
@@ -209,7 +215,7 @@ def repeat(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
 
 
 # Lists of tensors. A list or an optional has the layout of its elements. Elements that are partial
-# sums are zeroed.
+# sums have the layout `ZEROED_SUM`.
 
 
 @rule("TensorListReserve", "EmptyTensorList")
@@ -221,12 +227,13 @@ def new_list(call: Call) -> Decision | None:
 
 
 def any_shape_at(where: int) -> Callable[..., Any]:
-    """Returns a function that adds a list operation with an unknown element shape.
+    """Returns an `emit` function that adds a list operation with an unknown element shape.
 
-    The elements may hold only this worker's rows, unlike the element shape in the program.
+    The shape in the program is for the whole batch, but the elements may hold only this worker's
+    rows.
 
     Args:
-        where: the index of the operand with the element's shape.
+        where: the index of the operand that is the shape of the elements.
     """
 
     def add(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
@@ -238,14 +245,14 @@ def any_shape_at(where: int) -> Callable[..., Any]:
 
 
 def _list_of(layout: Layout, element: Value | None) -> Value:
-    """Returns the facts about a list, given the facts shared by its elements."""
+    """Returns the facts about a list, given the facts that are true for all its elements."""
     if element is not None:
         element = dataclasses.replace(element, layout=layout)
     return Value(layout, None, element)
 
 
 def _shape_of_elements(shape: Any, tensor: Any) -> tuple[Dim, ...] | None:
-    """Returns the dimensions in a shape, with a symbol for each unknown dimension."""
+    """Returns the dimensions that a shape contains, with a symbol for each unknown dimension."""
     if shape is None or isinstance(shape, Axes) or shape.ndim != 1:
         return None
     return tuple(
@@ -255,7 +262,7 @@ def _shape_of_elements(shape: Any, tensor: Any) -> tuple[Dim, ...] | None:
 
 
 def _without_content(element: Any) -> Value | None:
-    """Returns the facts about elements without their contents, which may be unset or change."""
+    """Drops the contents of a list's elements: some elements may be unset, or be replaced later."""
     if not isinstance(element, Value):
         return None
     content = element.content if isinstance(element.content, Value) else None
@@ -279,7 +286,12 @@ def list_of_scattered(call: Call) -> Decision | None:
 
 
 def _of_slices(call: Call, shape_at: int) -> Decision | None:
-    """Makes a list from the slices of the first operand along its first axis."""
+    """Returns the decision for making a list from slices of the first operand.
+
+    Args:
+        call: the call.
+        shape_at: the index of the operand that is the shape of the elements.
+    """
     if call.has("per_worker"):
         return None
     wanted, layout = _layout_of_slices(call, 0)
@@ -292,7 +304,7 @@ def _of_slices(call: Call, shape_at: int) -> Decision | None:
 
 
 def _layout_of_slices(call: Call, at: int) -> tuple[Layout, Layout]:
-    """Returns the layout that an operand needs before unstacking, and the layout of its slices."""
+    """Returns the layout an operand needs before it is unstacked, and the layout of the slices."""
     layout = call.layouts[at]
     if layout.kind == "rows":
         if layout.axis == 0 or call.dims(at) is None:
@@ -304,7 +316,14 @@ def _layout_of_slices(call: Call, at: int) -> tuple[Layout, Layout]:
 
 
 def _element(call: Call, at: int, shape_at: int, output: int) -> Decision | None:
-    """Reads one or all elements of a list."""
+    """Returns the decision for reading one or all elements of a list.
+
+    Args:
+        call: the call.
+        at: the index of the operand that is the list.
+        shape_at: the index of the operand that is the shape of the elements.
+        output: the index of the result that is the element, or the stack of all elements.
+    """
     layout, element = call.layouts[at], call.content(at)
     if call.has("per_worker"):
         return None
@@ -334,7 +353,7 @@ def _element(call: Call, at: int, shape_at: int, output: int) -> Decision | None
 
 
 def _is_of_list(dim: Dim) -> bool:
-    """Whether a size belongs to a list's elements, which may differ in size."""
+    """Whether a dimension is a size of a list's elements, and so may differ between elements."""
     return any(s.source is not None and s.source.dtype == tf.variant for s in dim.symbols)
 
 
@@ -349,7 +368,7 @@ def _known_shape(element: Any, given: Any) -> tuple[Dim, ...] | None:
 
 
 def _content_of(element: Any, tensor: Any) -> Any:
-    """Returns the facts about the elements of a nested list."""
+    """Returns the content that is common to all elements of a list."""
     if not isinstance(element, Value):
         return None
     return element.content
@@ -358,15 +377,16 @@ def _content_of(element: Any, tensor: Any) -> Any:
 def element_of_shape(
     where: int, output: int, layout: Layout, dims: Any, batch: Symbol, stacked: bool
 ) -> Callable[..., Any]:
-    """Returns a function that adds an operation that reads elements of a list.
+    """Returns an `emit` function for an operation that reads elements of a list.
 
-    An element may hold only this worker's rows, unlike the element shape in the program.
+    The element shape in the program is for the whole batch, but an element may hold only this
+    worker's rows.
 
     Args:
-        where: the index of the operand with the element's shape.
-        output: the index of the result with the element.
-        layout: the element's layout.
-        dims: the element's dimensions, if known.
+        where: the index of the operand that is the shape of the elements.
+        output: the index of the result that is the element, or the stack of all elements.
+        layout: the layout of an element.
+        dims: the dimensions of an element; None if they are unknown.
         batch: the symbol for the number of rows.
         stacked: whether the result stacks all elements along a new axis.
     """
@@ -468,7 +488,7 @@ def _with_element(call: Call, item: int, *, stacked: bool = False) -> Decision |
 
 
 def _has_rows(given: Value, layout: Layout, known: Value | None) -> bool:
-    """Whether a value has the same rows as a list's elements, so that it can be cut like them."""
+    """Whether a value can be cut along the same rows as the elements of a list."""
     if given.layout == layout:
         return True
     dims = None if known is None else known.dims
@@ -479,7 +499,7 @@ def _has_rows(given: Value, layout: Layout, known: Value | None) -> bool:
 
 @rule("TensorListConcatV2")
 def list_concat(call: Call) -> Decision | None:
-    """Concatenates a list's elements along their first axis; also returns their lengths."""
+    """Concatenates a list's elements along their first axis, and returns the elements' lengths."""
     layout, element = call.layouts[0], call.content(0)
     joined_, lengths = call.op.outputs
     if call.has("per_worker") or layout.kind not in ("rows", "partial"):
@@ -503,7 +523,7 @@ def list_concat(call: Call) -> Decision | None:
 
 
 def concat_own_rows(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Concatenates elements that hold a worker's rows; returns lengths for the whole batch."""
+    """Concatenates this worker's rows of a list's elements; the lengths are for the whole batch."""
     elements, shape, lengths = inputs
     made, tensor = call.decision.outputs[0], call.op.outputs[0]
     along = call.layouts[0].axis == 0  # The elements are joined along the axis of the rows.
@@ -537,7 +557,7 @@ def list_split(call: Call) -> Decision | None:
     if layout.axis:
         element = Value(layout, (Dim(1, (Symbol(call.op.outputs[0], 0),)), *dims[1:]))
         return Decision(inputs, [layout], values=[_list_of(layout, element)], emit=any_shape_at(1))
-    # Each part repeats all rows.
+    # The tensor is split along the axis of the rows, so each part must repeat all rows.
     times = _number_of_parts(call, lengths, dims[0])
     outer = None if times is None else layout.outer.divided_by(times)
     size = None if times is None else dims[0].divided_by(times)
@@ -549,9 +569,10 @@ def list_split(call: Call) -> Decision | None:
 
 
 def _number_of_parts(call: Call, lengths: Any, size: Dim) -> Dim | None:
-    """Returns the number of parts if they are known to have equal lengths."""
+    """Returns the number of parts of a split; None if the parts may have different lengths."""
     if lengths is None:
-        # In the gradient of a list's concatenation, the size has a symbol for the number of parts.
+        # The size contains a symbol for the number of parts in the gradient of
+        # `TensorListConcatV2`.
         source = call.op.inputs[2]
         symbols = [s for s in size.symbols if s.source is source]
         if symbols:
@@ -565,7 +586,7 @@ def _number_of_parts(call: Call, lengths: Any, size: Dim) -> Dim | None:
 
 
 def split_own_rows(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Splits this worker's rows."""
+    """Splits this worker's rows; converts the lengths, which are for the whole batch."""
     tensor, shape, lengths = inputs
     own, whole = emitter.own_rows(lengths.dtype), emitter.all_rows(lengths.dtype)
     return emitter.copy(call.op, [tensor, tf.constant(-1, shape.dtype), lengths // whole * own])
@@ -594,7 +615,7 @@ def list_resize(call: Call) -> Decision | None:
 
 
 def of_lists(call: Call) -> Decision | None:
-    """Returns a list or an optional unchanged, adds lists, or makes zeros like a list."""
+    """Returns the decision for an identity, sum or zeros if the operands are lists or optionals."""
     if call.has("per_worker"):
         return None
     values = [v for v in call.values if v.layout.kind != "unset"] or list(call.values)
@@ -617,7 +638,7 @@ def of_lists(call: Call) -> Decision | None:
 
 
 def _of_all_lists(values: Sequence[Value]) -> Layout:
-    """Returns the layout of a sum of lists: rows if all lists' elements have the same rows."""
+    """Returns the layout of a sum of lists; it has rows if all elements have the same rows."""
     layouts = [v.layout for v in values]
     if all(v == layouts[0] for v in layouts):
         return layouts[0]
@@ -673,7 +694,7 @@ def value_of_optional(call: Call) -> Decision | None:
 
 
 def with_unknown_rows(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Unwraps an optional, whose value has an unknown number of this worker's rows."""
+    """Unwraps an optional; the number of rows in the static shape is unknown."""
     layout, tensor = call.decision.outputs[0], call.op.outputs[0]
     shape = tensor.shape
     if layout.kind == "rows" and shape.rank is not None and tensor.dtype != tf.variant:
@@ -687,5 +708,5 @@ def with_unknown_rows(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
 
 @rule("FakeParam")
 def not_computed(call: Call) -> Decision | None:
-    """Handles the placeholder for a value that only another branch computes; nothing reads it."""
+    """Stands for a value that only the other branch of a conditional computes."""
     return Decision([], [UNSET], values=[Value(UNSET, dims_of(call.op.outputs[0]))])

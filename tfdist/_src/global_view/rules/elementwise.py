@@ -34,8 +34,8 @@ _ELEMENTWISE = names(
     TruncateMod UnicodeTranscode Xdivy Xlog1py Xlogy ZerosLike Zeta
     """
 )
-# Linear operations, which may be applied to each part of a partial sum: unary ones, and binary ones
-# with the operands that may be partial.
+# Linear operations can be applied to each worker's part of a partial sum. `_LINEAR` has the unary
+# operations; `_LINEAR_IN` maps binary operations to the operands that may be partial sums.
 _LINEAR = set(
     names("Identity Snapshot StopGradient PreventGradient Neg Conj Real Imag DebugIdentityV2")
 )
@@ -53,13 +53,13 @@ _CONSTANT = {"ZerosLike": "zero", "OnesLike": "one"}
 
 @rule(*_ELEMENTWISE, "AddN")
 def elementwise(call: Call) -> Decision | None:
-    """Computes each element independently; operands are broadcast."""
+    """Computes each element independently, and broadcasts the operands."""
     if call.op.outputs[0].dtype == tf.variant:
         return of_lists(call)
     if call.has("per_worker"):
         return None
     if call.type == "Bitcast" and call.rank(0) != call.out_rank():
-        return None  # The last axis is added or removed.
+        return None  # The operation adds or removes the last axis.
     if call.has("partial") and not call.has("rows"):
         return _of_partials(call)
     target = _target_rows(call)
@@ -89,7 +89,7 @@ def _broadcast_dims(call: Call) -> tuple[Dim, ...] | None:
 
 
 def _of_partials(call: Call) -> Decision | None:
-    """Handles operands that are whole or partial."""
+    """Returns the decision for operands without rows if some of them are partial."""
     reductions = {v.reduction for v in call.layouts if v.kind == "partial"}
     result = next(v for v in call.layouts if v.kind == "partial")
     dims = _broadcast_dims(call)
@@ -119,17 +119,17 @@ def _of_partials(call: Call) -> Decision | None:
 
 
 def _widens(call: Call) -> bool:
-    """Whether a cast preserves all values, so that it may precede a sum."""
+    """Whether a cast preserves all values, so that the terms of a sum can be cast instead."""
     given, to = call.op.inputs[0].dtype, call.op.outputs[0].dtype
     if given.is_integer or not to.is_floating:
-        return False  # A sum of integers may wrap around; a wider type would not.
+        return False  # A sum of integers may wrap around, but not after a cast to a wider type.
     return not given.is_floating or bool(to.size > given.size)
 
 
 def _target_rows(call: Call) -> tuple[int, Layout] | None:
-    """Returns the rows' axis and the layout of the highest-rank operand with rows.
+    """Finds the operand of the highest rank that has rows; returns its axis of rows and its layout.
 
-    The axis is counted from the end.
+    The axis is counted from the end, as in broadcasting.
     """
     ranks = [call.rank(i) for i in range(len(call.values))]
     if len(ranks) == 1 and call.layouts[0].kind == "rows":
@@ -147,11 +147,11 @@ def _target_rows(call: Call) -> tuple[int, Layout] | None:
 
 
 def _along(call: Call, target: tuple[int, Layout]) -> Decision | None:
-    """Computes each worker's rows.
+    """Returns the decision to compute each worker's rows of the result.
 
     Args:
         call: the call.
-        target: the axis of the rows, from the end, and the layout of the operand that decides it.
+        target: the result of `_target_rows`.
     """
     axis, layout = target
     inputs: list[Layout | None] = []
@@ -169,7 +169,7 @@ def _along(call: Call, target: tuple[int, Layout]) -> Decision | None:
             inputs.append(None if is_whole(own) else WHOLE)
             continue
         if row is not None and row.value is None and dims[axis].value is not None:
-            return None  # The sizes match only for one particular number of rows.
+            return None  # The two sizes are equal only for one particular number of rows.
         wanted = layout.moved_to(len(dims) + axis)
         inputs.append(None if own == wanted else wanted)
     if len(call.values) == 1 and call.dims(0) is None:
@@ -191,7 +191,7 @@ def _along(call: Call, target: tuple[int, Layout]) -> Decision | None:
 
 
 def relax_shape(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Adds an operation with an unknown number of rows in its attribute `shape`."""
+    """Adds an operation; the number of rows in its attribute `shape` becomes unknown."""
     shape = tf.TensorShape(call.op.get_attr("shape"))
     axis = call.decision.outputs[0].axis
     if shape.rank is not None:
@@ -205,7 +205,7 @@ def relax_shape(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
 
 @rule("Select")
 def select(call: Call) -> Decision | None:
-    """Selects elements, or slices by a vector of conditions."""
+    """Selects elements, or whole slices if the condition is a vector."""
     if call.rank(0) is None or call.rank(1) is None:
         return None
     if call.rank(0) in (call.rank(1), 0):
@@ -273,7 +273,7 @@ def reduction(call: Call) -> Decision | None:
 
 
 def _sum_of_broadcast(call: Call, axes: Axes, keep: bool) -> Decision | None:
-    """Sums a gradient along the axes along which its operand was broadcast."""
+    """Returns the decision for summing a gradient along the axes in `axes`."""
     dims, layout = call.dims(0), call.layouts[0]
     more: dict[str, Any] = {}
     unsure = axes.possible - axes.certain
@@ -309,7 +309,7 @@ def _reduced(call: Call) -> Layout:
 
 
 def mean_of_rows(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Returns a worker's contribution to a mean: the mean over its rows times its share of rows."""
+    """Returns this worker's term of a mean: the mean of its rows times its fraction of all rows."""
     (mean,) = emitter.copy(call.op, inputs)
     return [mean * emitter.fraction(mean.dtype)]
 
@@ -395,7 +395,14 @@ def einsum(call: Call) -> Decision | None:
 
 
 def contraction(call: Call, labels: Sequence[Sequence[Any]], out: Sequence[Any]) -> Decision | None:
-    """Decides a contraction, given a label for each axis; None for an axis that is broadcast."""
+    """Returns the decision for a contraction, such as a matrix product.
+
+    Args:
+        call: the call.
+        labels: for each operand, the labels of its axes, as in `tf.einsum`. An axis that is
+            broadcast has the label None.
+        out: the labels of the result's axes.
+    """
     dims: list[Any] = []
     for label in out:
         found = None
@@ -410,7 +417,7 @@ def contraction(call: Call, labels: Sequence[Sequence[Any]], out: Sequence[Any])
         if len(parts) == 1 and parts[0].is_sum:
             return call.all(parts[0], dims=known)
         return None
-    # Contracted rows are preferred: a sum is cheaper than a gather.
+    # Rows on a contracted axis are preferred, because a sum is cheaper than a gather.
     candidates = [
         (label is None or label in out, i, label)
         for i, layout in enumerate(call.layouts)

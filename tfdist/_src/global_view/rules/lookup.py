@@ -108,7 +108,7 @@ _SEGMENTS = {
 
 @rule(*_SEGMENTS)
 def unsorted_segment(call: Call) -> Decision | None:
-    """Reduces slices with the same segment number."""
+    """Reduces all slices that have the same segment ID."""
     data, ids, count = call.layouts
     rank = call.rank(1)
     if rank is None or not is_whole(count) or call.has("per_worker"):
@@ -175,7 +175,7 @@ def tensor_scatter(call: Call) -> Decision | None:
     if indices.kind == "rows":
         if call.type != "TensorScatterAdd" or indices.axis >= len(places) - 1:
             return None
-        # Each worker adds its own rows; one worker adds the tensor itself.
+        # Each worker adds its own rows of the updates, and one worker also adds the tensor.
         return Decision(
             [
                 None if tensor == ZEROED_SUM else ZEROED_SUM,
@@ -187,7 +187,7 @@ def tensor_scatter(call: Call) -> Decision | None:
         )
     if not is_whole(indices):
         return None
-    # The rows are inside the slices, and the same in all operands.
+    # The axis of the rows is inside the slices. The tensor and the updates have the same rows.
     shift = len(places) - 1 - depth
     axis = tensor.axis if tensor.kind == "rows" else updates.axis - shift
     layout = (tensor if tensor.kind == "rows" else updates).moved_to(axis)

@@ -11,13 +11,14 @@ from tfdist._src.global_view.rules.table import is_whole, names, rule, same_rows
 
 
 def _cut_before(call: Call, last: int, batched: Sequence[int], outputs: Any = None) -> Any:
-    """Handles operations on the last axes, applied to each slice along the other axes.
+    """Returns the decision for an operation that acts on each slice along the last axes.
 
     Args:
         call: the call.
-        last: the number of last axes.
-        batched: the operands that also have the other axes; the rest have only the last axes.
-        outputs: the results that have rows; all by default.
+        last: the number of last axes that the operation acts on.
+        batched: the indices of the operands that also have the leading axes. All other operands
+            have only the last axes.
+        outputs: not used; all results have rows.
     """
     target = same_rows(call, batched)
     if target is None or call.has("per_worker"):
@@ -51,7 +52,8 @@ def _cut_before(call: Call, last: int, batched: Sequence[int], outputs: Any = No
     return Decision(inputs, made, dims=dims)
 
 
-# For each type: the number of last axes on which it acts, and the operands with the other axes.
+# Maps each type to the number of last axes that the operation acts on, and to the indices of the
+# operands that also have the leading axes.
 _BEFORE = {
     **dict.fromkeys(["Softmax", "LogSoftmax"], (1, (0,))),
     **dict.fromkeys(["TopKV2", "TopK", "FFT", "IFFT", "RFFT", "IRFFT"], (1, (0,))),
@@ -84,7 +86,7 @@ _KEEPS_SHAPE = names(
 
 @rule(*_BEFORE)
 def on_last_axes(call: Call) -> Decision | None:
-    """Acts on the last axes."""
+    """Acts on each slice along the last axes."""
     last, batched = _BEFORE[call.type]
     if call.type.startswith("MatrixDiagV"):
         rank = call.rank(0)
@@ -130,7 +132,10 @@ def look_up(call: Call) -> Decision | None:
 
 
 def with_the_rank_of_keys(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Looks up keys; sets the shape of the result, which the copied table handle lacks."""
+    """Looks up keys in a table, and sets the static shape of the result.
+
+    TensorFlow cannot infer this shape from the copy of the table's handle.
+    """
     results = emitter.copy(call.op, inputs)
     results[0].set_shape(inputs[1].shape)
     return results
@@ -173,9 +178,10 @@ def one_hot(call: Call) -> Decision | None:
     return call.all(layout.moved_to(layout.axis + (axis <= layout.axis)), dims=[new])
 
 
-# Operations whose first axis is the batch.
+# Operations with the batch on the first axis.
 
-# For each: the operands with the batch axis, and the operands that are shapes including it.
+# Maps each type to the indices of the operands with the batch axis, and to the indices of the
+# operands that are shapes with a batch size.
 _LEADING: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     **dict.fromkeys(
         names(
@@ -252,14 +258,14 @@ def on_each_row(call: Call) -> Decision | None:
 
 
 def _transforms(call: Call, target: Layout) -> Layout | None:
-    """Returns the required layout of the transforms: one for all images, or one per image."""
+    """Returns the required layout of the transforms: whole if one transform is for all images."""
     dims = call.dims(1)
     if dims is not None and dims[0] == ONE:
         return None if is_whole(call.layouts[1]) else WHOLE
     return None if call.layouts[1] == target else target
 
 
-# For each type: the operands with rows, which are the images and the gradients of the outputs.
+# Maps each type to the operands with rows, which are the images and the gradients of the outputs.
 _FILTER_GRADIENTS = {
     **dict.fromkeys(
         names("Conv2DBackpropFilter Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter"),
@@ -271,7 +277,7 @@ _FILTER_GRADIENTS = {
 
 @rule(*_FILTER_GRADIENTS)
 def filter_gradient(call: Call) -> Decision | None:
-    """Computes the gradient of filters, a sum over the rows."""
+    """Computes the gradient of filters, which is a sum over the rows."""
     first, second = _FILTER_GRADIENTS[call.type]
     target = same_rows(call, (first, second))
     if target is None or target.axis != 0:
@@ -284,7 +290,7 @@ def filter_gradient(call: Call) -> Decision | None:
 
 @rule("Dilation2DBackpropInput")
 def dilation_gradient(call: Call) -> Decision | None:
-    """Computes the gradient of images."""
+    """Computes the gradient of a dilation with respect to the images."""
     target = same_rows(call, (0, 2))
     if target is None or target.axis != 0:
         return None
@@ -295,7 +301,7 @@ def dilation_gradient(call: Call) -> Decision | None:
 
 @rule("SpaceToBatchND", "BatchToSpaceND")
 def between_space_and_batch(call: Call) -> Decision | None:
-    """Moves blocks between space and batch, as around dilated convolutions."""
+    """Moves blocks between the spatial axes and the batch axis, as in dilated convolutions."""
     dims, layout, block = call.dims(0), call.layouts[0], call.ints(1)
     if dims is None or layout.kind != "rows" or layout.axis != 0 or block is None:
         return None
@@ -324,7 +330,7 @@ def bias_add(call: Call) -> Decision | None:
 
 @rule("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
 def fused_batch_normalization(call: Call) -> Decision | None:
-    """Normalizes with given statistics; batch statistics would couple the rows."""
+    """Normalizes with given statistics, since statistics of the batch would couple the rows."""
     layout = call.layouts[0]
     if call.attr("is_training") or layout.kind != "rows" or layout.axis != 0:
         return None

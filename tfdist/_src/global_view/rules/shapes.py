@@ -34,7 +34,7 @@ def shape_of(call: Call) -> Decision | None:
 
 
 def whole_shapes(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Returns the shapes of tensors that hold this worker's rows, scaled to all rows."""
+    """Returns the shapes for the whole batch, given tensors that hold this worker's rows."""
     if call.op.type == "Size":
         (own,) = emitter.copy(call.op, inputs)
         return [own // emitter.own_rows(own.dtype) * emitter.all_rows(own.dtype)]
@@ -82,7 +82,7 @@ def reshape(call: Call) -> Decision | None:
 
 
 def _reshaped(call: Call) -> tuple[Dim, ...] | None:
-    """Returns the known dimensions after a reshape."""
+    """Returns the dimensions after a reshape; None if nothing is known of them."""
     output = call.op.outputs[0]
     shape, before = call.content(1), call.dims(0)
     if shape is None or isinstance(shape, Axes):
@@ -136,7 +136,7 @@ def squeeze(call: Call) -> Decision | None:
 
 
 def squeeze_axes(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Squeezes the axes that have size one in the whole batch."""
+    """Squeezes the axes of size one, but not the axis of the rows if this worker has one row."""
     axes = [i for i, d in enumerate(call.values[0].dims) if d == ONE]
     return [tf.squeeze(inputs[0], axes)]
 
@@ -183,7 +183,13 @@ def empty(call: Call) -> Decision | None:
 
 
 def _spread(call: Call, shape_at: int, given: int) -> Decision | None:
-    """Decides an operation that repeats operand `given` to the shape in operand `shape_at`."""
+    """Returns the decision for an operation that repeats a value to fill a shape.
+
+    Args:
+        call: the call.
+        shape_at: the index of the operand that is the shape.
+        given: the index of the operand that is the value.
+    """
     shape, layout, dims = call.content(shape_at), call.layouts[given], call.dims(given)
     if (
         call.has("per_worker")
@@ -219,14 +225,17 @@ def _spread(call: Call, shape_at: int, given: int) -> Decision | None:
 
 
 def _repeats_for_rows(call: Call, before: Sequence[Dim], after: Sequence[Dim]) -> bool:
-    """Whether a value is repeated for each row; if so, a partial sum is communicated first."""
+    """Whether an operation repeats a value for each row.
+
+    If so, a partial sum is communicated before it is repeated, while it is still small.
+    """
     old = [ONE] * (len(after) - len(before)) + list(before)
     grown = [new for was, new in zip(old, after, strict=True) if was == ONE and new != ONE]
     return any(dim.is_same(Dim(1, (call.batch,))) for dim in grown)
 
 
 def _axis_with_rows(call: Call, dims: Sequence[Dim]) -> int | None:
-    """Returns the first axis whose size is a multiple of the number of rows."""
+    """Returns the first axis with a size that is a multiple of the number of rows; else None."""
     unit = Dim(1, (call.batch,))
     for axis, dim in enumerate(dims):
         if dim.has(call.batch) and dim.divided_by(unit) is not None:
@@ -286,7 +295,13 @@ def pack(call: Call) -> Decision | None:
 
 
 def _linear_parts(call: Call, dims: Any = None, last: int | None = None) -> Decision | None:
-    """Handles stacks and concatenations of tensors if some are partial sums."""
+    """Returns the decision for a stack or concatenation of tensors without rows.
+
+    Args:
+        call: the call.
+        dims: the dimensions of the result; None if they are unknown.
+        last: the number of operands that are combined; by default, all of them.
+    """
     parts = call.layouts if last is None else call.layouts[:last]
     if any(v.kind == "rows" for v in parts):
         return None
@@ -342,7 +357,7 @@ def concat(call: Call) -> Decision | None:
             changed[target.axis] = first[target.axis]  # type: ignore[index]
             more["dims"] = [tuple(changed)]
         return Decision([*inputs, None], [target], **more)
-    # Parts with the same rows, concatenated along the rows' axis.
+    # The parts have the same rows, and are concatenated along the axis of the rows.
     held = call.layouts[:-1]
     if any(v.kind != "rows" or v.axis != at or v.inner != target.inner for v in held):
         return None
@@ -384,7 +399,7 @@ def split(call: Call) -> Decision | None:
         new.append(merged(output, [size if a == at else d for a, d in enumerate(dims)]))
     if layout.kind != "rows" or layout.axis != at:
         return call.all(WHOLE if layout.kind == "unset" else layout, dims=new)
-    # Each piece contains some repetitions of all rows.
+    # The tensor is split along the axis of the rows, so each piece must repeat all rows.
     unit = dims[at].divided_by(layout.outer)
     if unit is None:
         return None
@@ -397,7 +412,7 @@ def split(call: Call) -> Decision | None:
 
 
 def split_in_sizes(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Splits repetitions of this worker's rows."""
+    """Splits this worker's rows; converts the sizes, which are for the whole batch."""
     data, sizes, axis = inputs
     own = sizes // emitter.all_rows(sizes.dtype) * emitter.own_rows(sizes.dtype)
     return emitter.copy(call.op, [data, tf.where(sizes < 0, sizes, own), axis])
@@ -405,7 +420,7 @@ def split_in_sizes(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
 
 @rule("Slice")
 def slice_(call: Call) -> Decision | None:
-    """Slices a range along each axis."""
+    """Takes a range of elements along each axis."""
     dims, layout = call.dims(0), call.layouts[0]
     begin, size = call.content(1), call.content(2)
     if call.has("per_worker") or not all(map(is_whole, call.layouts[1:])) or dims is None:
@@ -431,7 +446,7 @@ def slice_(call: Call) -> Decision | None:
         return call.all(WHOLE if layout.kind == "unset" else layout, dims=known)
     if begin is None or size is None:
         return None
-    # All rows, or some repetitions of all rows.
+    # The slice must contain all rows, once or several times.
     axis = layout.axis
     first, many = begin.ravel()[axis], size.ravel()[axis]
     unit = dims[axis].divided_by(layout.outer)
@@ -465,11 +480,14 @@ class _Slicing:
     """The effect of a strided slice on each axis.
 
     Attributes:
-        kept: for each axis of the input, its axis in the result; None if it is removed.
-        full: the axes of the input that are taken completely and in order.
-        new: the new axes of the result.
-        entries: for each axis of the input, its entry in `begin` and `end`; None if it has none.
-        ranges: for each axis sliced with stride 1, its begin and end; None if unknown.
+        kept: for each axis of the input, the corresponding axis of the result; None if the slice
+            removes the axis.
+        full: the axes of the input that the slice takes completely and in order.
+        new: the axes of the result that the slice inserts.
+        entries: for each axis of the input, the index of its entry in `begin` and `end`; None if
+            the axis has no entry.
+        ranges: maps each axis that is sliced with stride 1 to the begin and the end. An unknown
+            begin or end is None.
     """
 
     def __init__(self, op: Any, rank: int, begin: Any, end: Any, strides: Any, dims: Any) -> None:
@@ -564,7 +582,10 @@ def strided_slice(call: Call) -> Decision | None:
 
 
 def _first_element(call: Call, slicing: _Slicing, known: Any) -> Decision | None:
-    """Takes the first element of the rows' axis, which belongs to the first row."""
+    """Returns the decision to take the first element along the axis of the rows.
+
+    This element belongs to the first row of the batch, which only one worker has.
+    """
     layout, begin = call.layouts[0], call.content(1)
     entry = slicing.entries[layout.axis]
     dtype = call.op.inputs[0].dtype
@@ -582,13 +603,16 @@ def _first_element(call: Call, slicing: _Slicing, known: Any) -> Decision | None
 
 
 def of_the_first_row(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Returns a value of the batch's first row, contributed by the worker that holds it."""
+    """Returns this worker's term of a sum that is equal to a value of the batch's first row."""
     (value,) = emitter.copy(call.op, inputs)
     return [emitter.contribution_of_whole(value)]
 
 
 def _slice_of_repetitions(call: Call, slicing: _Slicing, dims: Any, known: Any) -> Decision | None:
-    """Takes some repetitions of all rows, such as one part of a concatenation of rows."""
+    """Returns the decision to take some of the repetitions of all rows along an axis.
+
+    An example is one part of a concatenation of tensors that have the same rows.
+    """
     layout = call.layouts[0]
     entry, new = slicing.entries[layout.axis], slicing.kept[layout.axis]
     if entry is None or new is None or layout.axis not in slicing.ranges or known is None:
@@ -621,7 +645,10 @@ def _slice_of_repetitions(call: Call, slicing: _Slicing, dims: Any, known: Any) 
 
 
 def _counts_from_the_end(call: Call, entry: int) -> bool:
-    """Whether a bound may be negative: it would then count from the end of this worker's rows."""
+    """Whether a bound of the slice may be negative.
+
+    A negative bound would count from the end of this worker's rows, not from the end of the batch.
+    """
     for operand, mask in ((1, "begin_mask"), (2, "end_mask")):
         content = call.content(operand)
         if call.attr(mask) >> entry & 1:
@@ -649,7 +676,7 @@ def _sliced_dims(call: Call, slicing: _Slicing, dims: Any) -> tuple[Dim, ...] | 
 
 @rule("StridedSliceGrad")
 def strided_slice_gradient(call: Call) -> Decision | None:
-    """Puts a gradient back into zeros at the positions of the slice."""
+    """Makes a tensor of zeros, with the gradient at the positions of the slice."""
     shape, layout = call.content(0), call.layouts[4]
     if call.has("per_worker") or not all(map(is_whole, call.layouts[:4])):
         return None
@@ -699,7 +726,7 @@ def _gradient_of_repetitions(
 
 @rule("Pad", "PadV2", "MirrorPad")
 def pad(call: Call) -> Decision | None:
-    """Adds elements around each axis."""
+    """Adds elements at both ends of each axis."""
     dims, layout = call.dims(0), call.layouts[0]
     if call.has("per_worker") or not all(map(is_whole, call.layouts[1:])) or dims is None:
         return None
@@ -715,7 +742,10 @@ def pad(call: Call) -> Decision | None:
 
 
 def _padded_repetitions(call: Call, known: Sequence[Dim | None]) -> Decision | None:
-    """Pads with repetitions of all rows, as in the gradient of a slice of repetitions."""
+    """Returns the decision to pad the axis of the rows by a multiple of the number of rows.
+
+    The gradient of `_slice_of_repetitions` pads in this way.
+    """
     layout, dims, around = call.layouts[0], call.dims(0), call.content(1)
     if call.type == "MirrorPad" or around is None or isinstance(around, Axes):
         return None
@@ -735,7 +765,7 @@ def _padded_repetitions(call: Call, known: Sequence[Dim | None]) -> Decision | N
 
 
 def pad_repetitions(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Pads with a number of elements that is a multiple of the number of rows."""
+    """Pads the axis of the rows; converts the padding, which is for the whole batch."""
     around, axis = inputs[1], call.layouts[0].axis
     own = around[axis] // emitter.all_rows(around.dtype) * emitter.own_rows(around.dtype)
     local = tf.concat([around[:axis], own[None], around[axis + 1 :]], axis=0)

@@ -1,7 +1,7 @@
 """Rules for random numbers, variables, the program's collectives, effects, and workers' own values.
 
-A program can mark the beginning and the end of a computation with a worker's own values. Operations
-in between are copied unchanged.
+A program can mark the beginning and the end of a computation on each worker's own values, which
+have the layout "per_worker". Operations between these marks are copied unchanged.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from tfdist._src.global_view.rules import table
 
 
 def border(call: Call) -> Decision | None:
-    """Returns the decision for an operation at a border; None for other operations."""
+    """Returns the decision for an operation with a mark from `_BORDERS`; None for all others."""
     marks = call.op.node_def.attr
     for mark, decide in _BORDERS.items():
         if mark in marks:
@@ -24,7 +24,7 @@ def border(call: Call) -> Decision | None:
 
 
 def _enter(call: Call) -> Decision:
-    """Turns rows, or a whole value, into a worker's own value."""
+    """Turns rows, or a whole value, into each worker's own value."""
     own = call.layouts[0]
     wanted = _outside(call, table.PER_WORKER_BEGIN) if len(call.values) > 1 else WHOLE
     is_there = (
@@ -39,10 +39,10 @@ def _enter(call: Call) -> Decision:
 
 
 def _leave(call: Call) -> Decision:
-    """Turns a worker's own value into its rows, or into a value equal on all workers."""
+    """Turns each worker's own value into the worker's rows, or into one value for all workers."""
     own, like = call.layouts[0], call.values[1]
     if like.layout.kind == "per_worker":
-        layout = PER_WORKER  # Between an outer PER_WORKER_BEGIN and PER_WORKER_END.
+        layout = PER_WORKER  # This computation is nested in another one on workers' own values.
     else:
         layout = _outside(call, table.PER_WORKER_END)
     is_there = own.kind == "per_worker" or own == layout
@@ -52,7 +52,11 @@ def _leave(call: Call) -> Decision:
 
 
 def _outside(call: Call, mark: str) -> Layout:
-    """Returns the second operand's layout if its axis of rows may be cut, else `WHOLE`."""
+    """Returns the layout of a value before the beginning or after the end of the computation.
+
+    The second operand has the same rows as the value. The result is the layout of this operand if
+    the axis of its rows may be cut, else `WHOLE`.
+    """
     like = call.layouts[1]
     return like if like.kind == "rows" and like.axis in call.attr(mark) else WHOLE
 
@@ -63,14 +67,14 @@ def pass_all(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
 
 
 def _sum(call: Call) -> Decision:
-    """Turns the workers' own values into parts of a sum."""
+    """Turns the workers' own values into the terms of a sum."""
     if call.layouts[0].kind != "per_worker":
         return Decision([None if call.layouts[0] == ZEROED_SUM else ZEROED_SUM], [ZEROED_SUM])
     return call.all(ZEROED_SUM, emit=zero_without_rows)
 
 
 def zero_without_rows(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Returns a worker's own value; zeros if it has no rows."""
+    """Returns a worker's own value, or zeros if the worker has no rows."""
     return [
         emitter.neutral_without_rows(inputs[0])
         if call.layouts[0].kind == "per_worker"
@@ -79,14 +83,14 @@ def zero_without_rows(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
 
 
 def _average(call: Call) -> Decision:
-    """Turns the workers' own values into parts of their mean, weighted by rows."""
+    """Turns the workers' own values into the terms of their mean, weighted by numbers of rows."""
     if call.layouts[0].kind != "per_worker":
         return call.all(call.layouts[0], emit=pass_all)
     return call.all(ZEROED_SUM, emit=weigh)
 
 
 def weigh(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Multiplies a worker's own value by its share of all rows."""
+    """Multiplies a worker's own value by the worker's fraction of all rows."""
     return [emitter.neutral_without_rows(inputs[0] * emitter.fraction(inputs[0].dtype))]
 
 
@@ -116,7 +120,7 @@ _RANDOM = table.names(
 
 @table.rule(*_RANDOM)
 def random_numbers(call: Call) -> Decision | None:
-    """Draws numbers; each row gets the same numbers as if the whole batch were drawn at once."""
+    """Draws random numbers; each row gets the same numbers, regardless of the number of workers."""
     shape = call.content(0)
     if not all(map(table.is_whole, call.layouts)) or shape is None or shape.ndim != 1:
         return None
@@ -131,7 +135,7 @@ def random_numbers(call: Call) -> Decision | None:
     return call.all(WHOLE, dims=[dims])
 
 
-# Philox, and "the best algorithm of the device", which is Philox on CPUs and GPUs.
+# Philox, and "the best algorithm for the device", which is also Philox on CPUs and GPUs.
 _PHILOX = (1, 3)
 # Each increment of the counter of Philox yields 128 bits: four 32-bit or two 64-bit numbers.
 _PER_COUNT = {tf.float64: 2, tf.int64: 2, tf.uint64: 2}
@@ -146,7 +150,7 @@ def skip_ahead(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
     block = _PER_COUNT.get(dtype, 4)
     counter += tf.cast(tf.stack([skipped // block, 0]), tf.uint64)
     # Draws a few more numbers than needed, since the first block may begin before this worker's
-    # rows. XLA does not allow the number of draws to depend on the position.
+    # rows. With XLA, the number of drawn numbers must not depend on the index of the first row.
     long = tf.reshape(tf.cast(count + block - 1, shape.dtype), [1])
     (numbers,) = emitter.copy(call.op, [long, key, counter, *rest])
     own = tf.slice(numbers, [skipped % block], [count])
@@ -165,7 +169,7 @@ _STATEFUL_RANDOM = table.names(
 
 @table.rule(*_STATEFUL_RANDOM)
 def stateful_random_numbers(call: Call) -> Decision | None:
-    """Draws for the whole batch: with a seed, on all workers; without a seed, on one worker."""
+    """Draws random numbers for the whole batch: with a seed on all workers, else on one worker."""
     if call.attr("seed") or call.attr("seed2"):
         return None
     return _by_one(call, "numbers are drawn for the whole batch")
@@ -173,12 +177,15 @@ def stateful_random_numbers(call: Call) -> Decision | None:
 
 @table.rule("EagerPyFunc", "NonDeterministicInts", "PyFunc", "Skipgram", "Timestamp")
 def of_one_worker(call: Call) -> Decision | None:
-    """Uses one worker's values, since the workers' values may differ, as random numbers do."""
+    """Computes results that may differ between workers, so all workers use one worker's results."""
     return _by_one(call, "no rule")
 
 
 def _by_one(call: Call, reason: str) -> Decision:
-    """Returns the decision to use one worker's result, if its type can be communicated."""
+    """Returns the decision to use one worker's results on all workers.
+
+    Results that are not numbers cannot be communicated, so each process uses its own.
+    """
     decision = call.whole(reason)
     numeric = [t.dtype.is_floating or t.dtype.is_integer for t in call.op.outputs]
     decision.outputs = [ZEROED_SUM if sums else WHOLE for sums in numeric]
@@ -187,7 +194,7 @@ def _by_one(call: Call, reason: str) -> Decision:
 
 
 def by_the_first(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Uses one worker's results for all."""
+    """Returns this worker's terms of sums that are equal to one worker's results."""
     results = zip(emitter.once(call.op, inputs), call.decision.outputs, strict=True)
     return [emitter.contribution_of_whole(x) if layout.is_sum else x for x, layout in results]
 
@@ -197,7 +204,7 @@ def by_the_first(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
 
 @table.rule("ReadVariableOp", per_worker=True)
 def read_variable(call: Call) -> Decision | None:
-    """Reads a variable in its declared layout."""
+    """Reads a variable; the value has the layout of the variable."""
     return call.all(call.layouts[0])
 
 
@@ -226,7 +233,7 @@ def scatter_add_variable(call: Call) -> Decision | None:
     variable, indices, updates = call.layouts
     if variable.kind != "partial":
         return None
-    # The first axes of indices and updates are the same.
+    # The indices and the updates have the same leading axes.
     are_rows = updates.kind == "rows" and updates.axis == 0
     are_rows = are_rows and (table.is_whole(indices) or indices == updates)
     if are_rows and (call.rank(1) or 0) > ("Nd" in call.type):
@@ -236,7 +243,7 @@ def scatter_add_variable(call: Call) -> Decision | None:
 
 
 def scatter_of_own_rows(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Adds this worker's rows to its part of a variable."""
+    """Adds this worker's rows of the updates to this worker's part of a variable."""
     variable, indices, updates = inputs
     return emitter.copy(call.op, [variable, indices, emitter.neutral_without_rows(updates)])
 
@@ -277,7 +284,7 @@ _EXTREMES = {
 
 @table.rule(*_EXTREMES)
 def scatter_extremes(call: Call) -> Decision | None:
-    """Sets elements of a variable to the maximum or minimum of their value and an update."""
+    """Replaces elements of a variable by the maximum or minimum of the element and an update."""
     if call.layouts[0].kind != "partial":
         return None
     inputs = [None, *(None if table.is_whole(v) else WHOLE for v in call.layouts[1:])]
@@ -285,7 +292,10 @@ def scatter_extremes(call: Call) -> Decision | None:
 
 
 def scatter_into_the_sum(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Changes the sum of a variable's parts; afterwards, the first worker holds all of it."""
+    """Applies updates to the sum of all workers' parts of a variable.
+
+    Afterwards, the first worker's part is the whole sum, and the parts of all others are zero.
+    """
     variable, indices, updates = inputs
     part = tf.raw_ops.ReadVariableOp(resource=variable, dtype=updates.dtype)
     total = emitter.sum_now(part)
@@ -300,7 +310,7 @@ def scatter_into_the_sum(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
     return []
 
 
-# Collectives of the traced program, for example of an optimizer.
+# Collectives that the traced program itself contains, for example in its optimizer.
 
 
 @table.rule(
@@ -324,7 +334,10 @@ def all_reduce(call: Call) -> Decision | None:
 
 
 def _reduced_operands(call: Call) -> list[int]:
-    """Returns the indices of a collective's values, as opposed to tokens, keys or seeds."""
+    """Returns the indices of the operands that a collective combines across workers.
+
+    The other operands are tokens, keys or seeds.
+    """
     if call.type.startswith("Collective"):
         return [0]
     dtypes = [tensor.dtype for tensor in call.op.inputs]
@@ -335,7 +348,7 @@ def _reduced_operands(call: Call) -> list[int]:
 
 @table.rule("IdentityN", per_worker=True)
 def identities(call: Call) -> Decision | None:
-    """Returns values unchanged, or marks them as contributions to sums or as sums."""
+    """Returns values unchanged; an attribute may mark the values as terms of sums, or as sums."""
     decision = border(call)
     if decision is not None:
         return decision
@@ -353,12 +366,12 @@ def identities(call: Call) -> Decision | None:
 
 
 def as_they_are(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Returns values unchanged, each as soon as it is available."""
+    """Returns the values themselves, so that no value waits for the others."""
     return list(inputs)
 
 
 def contribute(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Returns this worker's contributions to sums; zeros if it has no rows."""
+    """Returns this worker's terms of sums, which are zeros if the worker has no rows."""
     results = list(inputs)
     which = [i for i, v in enumerate(call.layouts) if v.is_sum and not v.zeroed]
     for i, value in zip(which, emitter.zeros_without_rows([inputs[i] for i in which]), strict=True):
@@ -367,7 +380,7 @@ def contribute(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
 
 
 def each_by_itself(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Returns each value separately: only the gradient of the operation needs all of them."""
+    """Returns an identity for each value, so that no value waits for the others."""
     return [tf.identity(x) for x in inputs]
 
 
@@ -383,7 +396,7 @@ def all_gather(call: Call) -> Decision | None:
 
 
 def pass_on(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Returns the operand to gather, which is already whole."""
+    """Returns the operand instead of gathering it, because it is already whole."""
     return [inputs[0] if call.op.type.startswith("Collective") else inputs[-1]]
 
 
@@ -404,13 +417,13 @@ def await_launched(call: Call) -> Decision | None:
     per_worker=True,
 )
 def mark(call: Call) -> Decision | None:
-    """Marks a point in the step."""
+    """Marks a point in the step, for example for the timeline."""
     return call.all(WHOLE)
 
 
 @table.rule("TfdistUpdateBegins", per_worker=True)
 def update_begins(call: Call) -> Decision | None:
-    """Marks the point after which nothing is communicated."""
+    """Marks the point of the step after which the optimizer updates variables."""
     return call.all(WHOLE)
 
 
@@ -425,7 +438,7 @@ def group_shape(call: Call) -> Decision | None:
 
 @table.rule("Assert")
 def assertion(call: Call) -> Decision | None:
-    """Fails on a worker whose rows violate the assertion."""
+    """Checks an assertion, which fails only on workers with rows that violate it."""
     condition = call.layouts[0]
     if condition.kind == "whole":
         return Decision([None] * len(call.values), [])
@@ -435,7 +448,7 @@ def assertion(call: Call) -> Decision | None:
 
 
 def assert_of_own_rows(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Asserts a condition on this worker's rows, if it has any."""
+    """Asserts a condition on this worker's rows, if the worker has any rows."""
     return emitter.copy(call.op, [emitter.neutral_without_rows(inputs[0], "all"), *inputs[1:]])
 
 
@@ -453,7 +466,7 @@ def nothing(call: Call) -> Decision | None:
     per_worker=True,
 )
 def print_once(call: Call) -> Decision | None:
-    """Prints or writes on one worker only."""
+    """Prints or writes a summary on the first worker only."""
     decision = call.whole("printed")
     decision.inputs = [
         None if v.kind == "per_worker" else wanted
@@ -464,7 +477,7 @@ def print_once(call: Call) -> Decision | None:
 
 
 def on_the_first_worker(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Runs an operation with an effect on the first worker only."""
+    """Adds an operation that runs only on the first worker, because it has side effects."""
     if call.op.outputs:
         return emitter.copy(call.op, inputs)
 

@@ -1,4 +1,4 @@
-"""The table of rules, which the modules of this package fill."""
+"""The table of rules, to which each module of this package adds its rules."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -38,7 +38,8 @@ def rule(*types: str, per_worker: bool = False) -> Callable[[Rule], Rule]:
 
     Args:
         types: the types.
-        per_worker: whether the rule accepts operands that are a worker's own values.
+        per_worker: whether the rule accepts operands with the layout "per_worker", which are each
+            worker's own values.
     """
 
     def register(function: Rule) -> Rule:
@@ -52,20 +53,20 @@ def rule(*types: str, per_worker: bool = False) -> Callable[[Rule], Rule]:
 
 
 def names(text: str) -> list[str]:
-    """Splits a text into words."""
+    """Splits a string of operation types at the spaces."""
     return text.split()
 
 
 def is_whole(layout: Layout) -> bool:
-    """Whether each worker holds the value for the whole batch, or no value has been written."""
+    """Whether every worker holds the value for the whole batch, or no value has been written."""
     return layout.kind in ("whole", "unset")
 
 
 def sums(layouts: Sequence[Layout]) -> tuple[list[Layout | None], Layout]:
-    """Returns the layouts that the terms of a sum or concatenation need, and the result's layout.
+    """Returns the required layouts of the terms of a sum or concatenation, and the result's layout.
 
     Args:
-        layouts: the terms' layouts; each is whole or a partial sum.
+        layouts: the present layouts of the terms; each term is whole or a partial sum.
     """
     if all(v == PARTIAL_SUM for v in layouts):
         return [None] * len(layouts), PARTIAL_SUM
@@ -73,5 +74,5 @@ def sums(layouts: Sequence[Layout]) -> tuple[list[Layout | None], Layout]:
 
 
 def same_rows(call: Call, which: Any) -> Layout | None:
-    """Returns the layout of the first operand among `which` that has rows; None if none has."""
+    """Returns the layout of the first operand in `which` that has rows; None if no operand has."""
     return next((call.layouts[i] for i in which if call.layouts[i].kind == "rows"), None)
