@@ -1,4 +1,4 @@
-"""A callback that saves the whole state of a training, and resumes from it exactly."""
+"""A callback that saves the whole state of a training run, and resumes from it exactly."""
 
 import contextlib
 import dataclasses
@@ -29,39 +29,41 @@ from tfdist.errors import UnsupportedError
 
 
 class BackupAndRestore(ReadsSnapshots, RunsLast):
-    """Saves the state of the training, and resumes from it when the script is restarted.
+    """Saves the state of training, and resumes from it when the script is restarted.
 
-    A training that is killed at any moment and restarted ends with the same weights, bit for bit,
-    as an uninterrupted training. A snapshot contains everything that determines the rest of the
+    If training is killed at any moment and restarted, it ends with the same weights, bit for bit,
+    as without the interruption. A snapshot contains everything that determines the rest of the
     training: the weights, the optimizer's state, the metrics of the current epoch, random states,
-    the state of codecs and other callbacks, and the position in the data. The snapshot is written
-    in the background; the step waits only until its values are captured.
+    the state of codecs and other callbacks, and the position in the data. Snapshots are written in
+    the background. Training waits only until the values of a snapshot have been captured.
 
-    Every worker must pass this callback. Each worker writes the state that no other worker holds;
-    one worker per shared directory writes the common state. No shared disk is needed: at the start,
-    the workers assemble the newest snapshot from the files in their directories. The number of
-    workers may differ from before; a message reports any state that could not be restored for this
-    reason.
+    Every worker must pass this callback. Each worker writes the state that no other worker holds.
+    If several workers share a directory, one of them writes the state that is common to all
+    workers. No shared disk is needed: when training begins, the workers assemble the newest
+    snapshot from the files in their directories. The number of workers may be different when
+    training resumes. If some state cannot be restored for this reason, a message says so.
 
     Schedulers send SIGTERM before they reclaim a machine. All workers then save the state after the
     current step and exit with code 75. With `Elastic`, in a job of `tfdist run --elastic`, only the
-    workers that received the signal leave, if the others can continue.
+    workers that received the signal exit, provided that the other workers can continue.
 
-    Other callbacks of this project and of Keras are restored. Your own callback is restored if it
-    has the methods `state_dict` and `load_state_dict` of `tfdist.callbacks.Callback`.
+    The state of other callbacks of tfdist and Keras is restored as well. Your own callback is
+    restored if it has the methods `state_dict` and `load_state_dict` of
+    `tfdist.callbacks.Callback`.
 
     Args:
         directory: the directory of the snapshots, on a shared disk or on each host. Use a separate
-            directory for each training.
+            directory for each training run.
         save_every: the number of batches between snapshots, or `"epoch"`.
         keep: the number of complete snapshots to keep. A snapshot is complete when all workers have
             written it.
-        asynchronous: whether training continues while a snapshot is written. Only values that the
-            next step changes are copied.
-        delete_checkpoint: whether to delete the snapshots when the training has ended, so that the
-            next call of `fit` starts from the beginning. If False, the next call finds that the
+        asynchronous: whether training continues while a snapshot is written. Only the values that
+            the next step overwrites are copied in memory.
+        delete_checkpoint: whether to delete the snapshots when training has ended, so that the next
+            call of `fit` starts from the beginning. If False, the next call of `fit` finds that
             training has finished, and does nothing. Pass False if the script may fail after `fit`,
-            or calls `fit` several times; then use a separate directory for each call.
+            or if it calls `fit` several times. In the latter case, use a separate directory for
+            each call.
 
     Raises:
         ValueError: an argument is invalid.
@@ -102,15 +104,18 @@ class BackupAndRestore(ReadsSnapshots, RunsLast):
         self._others: Sequence[Any] = ()
         self._held: list[HeldVariable] = []
         self._epoch = self._steps = self._steps_before = self._last_saved = 0
-        self._not_counted: int | None = None  # trained steps that `committed_steps` excludes
-        self._looking = False  # whether a snapshot is being read while the initial state is intact
-        self._asked = False  # whether a snapshot is requested as soon as possible
+        self._not_counted: int | None = None  # trained steps that `committed_steps` lacks
+        self._looking = False  # whether a snapshot is being read, with the initial state intact
+        self._asked = False  # whether `save_soon` has been called
 
     def __repr__(self) -> str:
         return f"BackupAndRestore(save_every={self._save_every!r}, keep={self._keep})"
 
     def save_soon(self) -> None:
-        """Requests a snapshot after this step or the next; call it in the same step everywhere."""
+        """Requests a snapshot after the current step or the next step.
+
+        All workers must call this method in the same step.
+        """
         self._asked = True
 
     def _runs_after(self, others: Sequence[Any]) -> None:
@@ -132,20 +137,20 @@ class BackupAndRestore(ReadsSnapshots, RunsLast):
         self._series.begin(extended_of(strategy))
         self._epoch = self._steps = self._steps_before = self._last_saved = 0
         progress, self._held, self._not_counted = extended_of(strategy).progress, [], None
-        # A joining worker receives the state from the other workers instead.
+        # A joining worker does not read a snapshot. It receives the state from the other workers.
         if extended_of(strategy).group.joiner is None:
             self._restore(progress)
             self._not_counted = self._steps - progress.committed_steps
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        set_initial_epoch(self.model, None)  # The initial epoch applies to this call of `fit` only.
+        set_initial_epoch(self.model, None)  # `initial_epoch` is for this call of `fit`.
         self._epoch, self._steps_before = epoch, self._steps
         self._data.epoch_begins()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._steps = self._steps_before + batch + 1
         if self.model.stop_training:
-            return  # The epoch ends here, and a resumed training also stops here.
+            return  # The epoch ends here, also after a restart.
         if step_exchange.is_granted(Request.SAVE_AND_EXIT):
             self._leave(TrainingPosition(self._steps, self._epoch, batch + 1))
         elif self._is_due() and not self._ends_epoch(batch):
@@ -153,19 +158,21 @@ class BackupAndRestore(ReadsSnapshots, RunsLast):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         steps = self.params.get("steps")
-        if steps:  # The last execution may have run fewer steps.
+        if steps:  # The last call may have run fewer steps.
             self._steps = self._steps_before + steps
         ends = epoch + 1 >= self.params["epochs"] or self.model.stop_training
-        # If snapshots are kept, a finished call of `fit` does nothing when it is repeated.
+        # If snapshots are kept, the last one contains the final state, so that a repeated call of
+        # `fit` does nothing.
         if self._save_every == "epoch" or self._is_due() or (ends and not self._delete):
             self._save(TrainingPosition(self._steps, epoch + 1, 0, bool(self.model.stop_training)))
 
     def on_train_end(self, logs: Any = None) -> None:
         set_initial_epoch(self.model, None)
-        # This worker must not write a snapshot after another worker has deleted the snapshots.
+        # All writes must have ended on this worker before another worker deletes the snapshots.
         self._series.wait()
         mine = "SIGTERM" if preemption.asked else ""
-        # Wait until all have trained to the end: a worker that fails now must be able to resume.
+        # The snapshots are deleted only when all workers have trained to the end, because a worker
+        # that fails now must be able to resume.
         if any(self._series.workers.exchange("training has ended", mine)):
             self._leave(TrainingPosition(self._steps, self.params["epochs"], 0))
         self._series.end(delete=self._delete)
@@ -187,17 +194,19 @@ class BackupAndRestore(ReadsSnapshots, RunsLast):
     def on_group_wait(self, epoch: int, batches: int) -> bool:
         if batches:
             self._steps = self._steps_before + batches
-        # The data's state is left out, since the next group reads the data again in any case.
+        # The serialized iterators are left out, because the next group reads the data again in any
+        # case.
         position = dataclasses.replace(self._data.read_trained(batches), state=None, fresh=None)
         if not batches and self._data.reentry is not None and not self._data.reentry.has_ended:
-            # The epoch's iterator exists, but none of its batches counts.
+            # The iterator of the epoch has been created, but no batch of it has been trained, so
+            # the iterator does not count.
             position = dataclasses.replace(position, iterators=position.iterators - 1)
         stopped = not batches and bool(self.model.stop_training)
         self._save(TrainingPosition(self._steps, epoch, batches, stopped), position)
         return self._finish_last()
 
     def state_dict(self) -> dict[str, Any]:
-        """The progress of the training, for a joining worker."""
+        """Returns the progress of training, which a joining worker needs."""
         return {
             "steps": self._steps_before,
             "last_saved": self._last_saved,
@@ -205,7 +214,7 @@ class BackupAndRestore(ReadsSnapshots, RunsLast):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Sets the progress of the training before the current epoch."""
+        """Sets the progress of training before the current epoch."""
         self._steps, self._last_saved = state["steps"], state["last_saved"]
         self._not_counted = state["not_counted"]
 
@@ -228,7 +237,8 @@ class BackupAndRestore(ReadsSnapshots, RunsLast):
         resume.load()
         self._validation.resume(resume.validation)
         if training_position.batch:
-            # The state is loaded again once the epoch has begun, because callbacks change it then.
+            # The state is loaded again after the epoch has begun, because callbacks change it in
+            # `on_epoch_begin`.
             self._steps -= training_position.batch
             self._data.resume_within_epoch(
                 resume.position,
@@ -254,7 +264,7 @@ class BackupAndRestore(ReadsSnapshots, RunsLast):
 
     def _save(self, training_position: TrainingPosition, position: Position | None = None) -> None:
         self._series.finish_last()
-        if not self._held:  # Found once, because this is slow if shards or stages are numbered.
+        if not self._held:  # This is slow for shards and stages, so it is done once.
             self._held = held_variables(self.model)
         write = take_snapshot(
             self.model,
@@ -269,9 +279,10 @@ class BackupAndRestore(ReadsSnapshots, RunsLast):
         self._series.add(training_position.steps, write)
 
     def _leave(self, training_position: TrainingPosition) -> None:
-        """Saves and exits, as requested by SIGTERM.
+        """Saves the state and exits, because a worker has received SIGTERM.
 
-        If the other workers continue, `preemption.release` raises, and nothing is saved.
+        If the other workers can continue, `preemption.release` raises an exception, and nothing is
+        saved.
         """
         preemption.release()
         self._save(training_position)

@@ -13,18 +13,19 @@ from tfdist._src.strategy.multi_worker import cannot_compress
 class CompressionSchedule(Callback):
     """Changes the gradient compression at given epochs.
 
-    The accumulated errors of a codec carry over to the next codec with error feedback. Each change
-    makes Keras retrace the training step. When training ends, the strategy's compression is
-    restored. In a single process the callback has no effect.
+    If the next codec uses error feedback, it takes over the errors that the previous codec has
+    accumulated. Each change makes Keras retrace the training step. When training ends, the
+    strategy's compression is restored. In a single process, the callback has no effect.
 
     Args:
-        schedule: maps an epoch, counted from 0, to the compression used from then on: any value
-            that a strategy accepts as `compression`. Before the first of these epochs, the
-            strategy's compression applies.
+        schedule: maps an epoch, counted from 0, to the compression that is used from this epoch on.
+            The compression can be any value that a strategy accepts as `compression`. Before the
+            first of these epochs, the strategy's compression is used.
 
     Raises:
         ValueError: an epoch is not an integer >= 0, or its value is not a valid `compression`.
-        UnsupportedError: in training, if these workers cannot compress.
+        UnsupportedError: in training, if the workers use TensorFlow's collectives, which cannot
+            compress.
         ProgramMismatchError: in training, if the workers have different schedules.
 
     Example:
@@ -66,7 +67,7 @@ class CompressionSchedule(Callback):
             compressor.change(policy)
             self.model.make_train_function(force=True)
         else:
-            compressor.confirm()  # A newly joined worker may be changing its policy.
+            compressor.confirm()  # A worker that has joined may call `change`.
 
     def _compressor(self) -> Compressor | None:
         extended = extended_if_ours(self.model.distribute_strategy)

@@ -22,49 +22,52 @@ class Elastic(RunsFit):
     """Continues training in the same processes when workers are lost or join.
 
     The remaining workers form a new group, agree on the last committed step, divide the data again,
-    and continue: at most one step is trained again. A joining worker is admitted at the end of a
-    step, and receives the state from the others. By default, the global batch keeps its size, so
-    the result is the same as without the change.
+    and continue training. At most one step is trained again. A joining worker is admitted at the
+    end of a step, and receives the state from the others. By default, the global batch keeps its
+    size, so the result is the same as if the group had not changed.
 
     With `batch="per_worker"`, the number of rows per worker stays the same instead. A batch then
-    has B * workers / W rows, rounded to whole rows. Here, B is the number of rows of the dataset's
-    batches. W is the number of workers when this call of `fit` began; if training was resumed, when
-    the call that saved the snapshot began. Batches are drawn from the dataset's rows in order, so
-    every row of an epoch is still trained once, but the number of batches per epoch changes.
-    `steps_per_epoch` and schedules by steps still count batches. The learning rate does not change,
-    unless `LearningRateWarmup(scale_by_size=True)` is used.
+    has B * workers / W rows, rounded to whole rows. Here, B is the number of rows of a batch of the
+    dataset, and W is the number of workers at the beginning of this call of `fit`. If training has
+    been resumed from a snapshot, W is the number of workers at the beginning of the call that saved
+    the snapshot. Batches are formed from the dataset's rows in order, so every row of an epoch is
+    still trained once, but the number of batches per epoch changes. `steps_per_epoch` and schedules
+    that depend on the step still count batches. The learning rate does not change, unless
+    `LearningRateWarmup(scale_by_size=True)` is used.
 
-    Of the workers not known to be dead, more than half must remain, or exactly half, including the
-    worker with the lowest rank. Otherwise the missing workers might only be disconnected, and might
-    continue training separately. If a worker dies, the workers of its host know it; with
+    Training continues only if more than half of the workers remain, or exactly half of them,
+    including the worker with the lowest rank. Workers that are known to be dead do not count for
+    this rule. Other missing workers might only be disconnected, and might continue training
+    separately. If a worker dies, the other workers on its host know this. In a job of
     `tfdist run --elastic`, all workers know it.
 
-    For a model in stages, training continues with as many complete pipelines as the remaining
-    workers can form. If a stage is lost, the workers wait for a new worker and return to the last
-    snapshot of `BackupAndRestore`.
+    If a model is split into stages, training continues with as many complete pipelines as the
+    remaining workers can form. If the remaining workers do not hold all stages, they wait for a new
+    worker and return to the last snapshot of `BackupAndRestore`.
 
     To react to changes in your own callback, define the method `on_group_change` of
     `tfdist.callbacks.Callback`.
 
     Args:
-        min_workers: below this number, the workers wait for others, for up to TFDIST_START_TIMEOUT.
+        min_workers: the minimum number of workers. If fewer workers remain, they wait for new
+            workers, for up to `TFDIST_START_TIMEOUT` seconds.
         max_workers: the largest number of workers to admit; None for any number.
         batch: the quantity to preserve when the number of workers changes: `"global"` for the
             number of rows of a batch, `"per_worker"` for the number of rows per worker.
-        copies: with `shard_optimizer=True`, the number of other workers' optimizer shards that each
-            worker copies in memory, 0 or 1. Without copies, a lost worker's shard is lost. Has no
-            effect on other optimizers.
+        copies: 0 or 1. With `shard_optimizer=True`, each worker keeps copies of the optimizer
+            shards of this number of other workers in memory. Without copies, the shard of a lost
+            worker is lost. The argument has no effect on optimizers that are not sharded.
 
     Raises:
         ValueError: an argument is invalid.
-        UnsupportedError: in `fit`, if the model was created outside of a strategy's scope, has no
-            variables yet, or the group cannot change, such as with several devices per worker or
-            stages that depend on measured times; with `shard_optimizer=True`, if `SwapEMAWeights`
-            is used, or another optimizer of the model is also sharded; with `"per_worker"`, if
-            batches have sparse or ragged tensors.
+        UnsupportedError: in `fit`, if the model was created outside of a strategy's scope or has no
+            variables yet, or if the group cannot change, for example because a worker has several
+            devices, or because the stages depend on measured times. With `shard_optimizer=True`,
+            also if `SwapEMAWeights` is used, or if another optimizer of the model is also sharded.
+            With `"per_worker"`, also if batches contain sparse or ragged tensors.
         ProgramMismatchError: in `fit`, on a joining worker, if its call of `fit` differs from the
             other workers' call.
-        GroupLostError: in `fit`, if too few workers remain, or the state is lost.
+        GroupLostError: in `fit`, if too few workers remain, or if the state is lost.
 
     Example:
         ```python
@@ -107,7 +110,7 @@ class Elastic(RunsFit):
         self._min_workers, self._max_workers, self._batch = min_workers, max_workers, batch
         self._copies = int(copies)
         self._recovery: Recovery | None = None
-        self._arguments: dict[str, Any] = {}  # arguments of `fit` that all workers share
+        self._arguments: dict[str, Any] = {}  # the arguments of `fit` that must agree
 
     def __repr__(self) -> str:
         return (
@@ -120,7 +123,7 @@ class Elastic(RunsFit):
         extended = extended_of(model.distribute_strategy)
         group = extended.group
         if group.topology.size == 1 and not group.elastic:
-            return fit()  # A single worker has no peers.
+            return fit()  # A single worker has no other workers.
         group.check_can_change()
         calls = calls_of(group)
         membership = membership_of(group)
@@ -203,10 +206,11 @@ class Elastic(RunsFit):
         if not step_exchange.is_granted(Request.CHANGE_GROUP):
             return
         batches = self.params["steps"]
-        # Not after the last batch: the state of exhausted data does not determine the next shuffle.
+        # The group does not change after the last batch of an epoch, because the state of an
+        # exhausted iterator does not determine the next shuffle.
         if not batches or batch + 1 < batches:
             raise _GroupChanges
 
 
 class _GroupChanges(Exception):
-    """Leaves `fit` in order to enter it again in another group."""
+    """Raised to leave `fit`, so that it can be entered again in another group."""

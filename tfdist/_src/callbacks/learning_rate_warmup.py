@@ -25,36 +25,38 @@ class LearningRateWarmup(Callback):
 
         initial + (1 - initial) * min(i / steps, 1)
 
-    The factor is part of the update, so each batch has its own learning rate, with any
-    `steps_per_execution` and with several optimizers. It multiplies the value of the optimizer's
-    schedule, or the learning rate set by `ReduceLROnPlateau`, `LearningRateScheduler` and other
-    callbacks. `optimizer.learning_rate` and saved models have the value before the multiplication.
+    The multiplication is part of the update, so each batch has its own learning rate, even if
+    `steps_per_execution` is larger than 1 or the model has several optimizers. The factor applies
+    to the value of the optimizer's schedule, or to a learning rate that `ReduceLROnPlateau`,
+    `LearningRateScheduler` or another callback has set. `optimizer.learning_rate` and saved models
+    contain the learning rate without the factor.
 
-    As for schedules, accumulated gradients count by batches, and steps that loss scaling skips do
-    not count. If an optimizer is restored with its state, the warmup continues where it was;
-    without the state, it starts over, unless `initial_epoch` is past the warmup. Keras retraces the
-    training step when training begins. If training is interrupted by an exception, the warmup may
-    stay in effect until another training with this kind of callback ends.
+    Batches are counted as for learning rate schedules: with gradient accumulation, every batch
+    counts, and steps that loss scaling skips do not count. If the state of the optimizer is
+    restored, the warmup continues where it was. Otherwise it starts over, unless `initial_epoch` is
+    past the warmup. Keras retraces the training step when training begins. If training is
+    interrupted by an exception, the warmup may stay in effect until another training run with this
+    kind of callback ends.
 
     All workers must pass the same callback. The callback also works in a single process.
 
     Args:
         steps: the number of batches of the warmup.
-        epochs: instead of `steps`, the number of epochs of the warmup, which may be fractional.
-            The number of batches in an epoch must be known.
+        epochs: the number of epochs of the warmup, as an alternative to `steps`. It may be
+            fractional. The number of batches in an epoch must be known.
         initial: the factor of batch 0, from 0 to 1. With `scale_by_size`, the default is 1 / the
-            number of replicas, as in the paper, so that batch 0 has the optimizer's learning rate.
-            Otherwise the default is 0, regardless of the number of replicas.
+            number of replicas, as in the paper, so that batch 0 is trained with the optimizer's
+            learning rate. Otherwise the default is 0, regardless of the number of replicas.
         scale_by_size: whether to also multiply the learning rate by the number of data-parallel
             replicas, from the first batch to the end of training. This is right only if the global
-            batch size, which is passed to `fit`, has been multiplied by the same number. When the
-            number of replicas changes and `Elastic(batch="per_worker")` is used, the learning rate
-            is multiplied by the new number, and the steps are retraced. Otherwise the learning rate
-            stays the same.
+            batch size, which is passed to `fit`, has been multiplied by the same number. If the
+            number of replicas changes while `Elastic(batch="per_worker")` is used, the learning
+            rate is multiplied by the new number instead, and the step is retraced. With
+            `Elastic(batch="global")`, the learning rate stays the same.
         verbose: 1 prints the factor after each epoch of the warmup, on the chief; 0 does not.
 
     Raises:
-        ValueError: an argument is out of range, or both or neither of `steps` and `epochs` are
+        ValueError: an argument is out of range, or not exactly one of `steps` and `epochs` is
             given; in training, if the number of batches in an epoch is needed but unknown.
         ProgramMismatchError: in training, if the workers have different callbacks of this kind.
 
@@ -65,7 +67,7 @@ class LearningRateWarmup(Callback):
         ```
     """
 
-    # Makes `fit` compare the callback's representation.
+    # Makes `fit` compare the callback's `repr` on all workers.
     same_on_all_workers = True
 
     def __init__(
@@ -101,7 +103,7 @@ class LearningRateWarmup(Callback):
         self._initial, self._scale_by_size = initial, bool(scale_by_size)
         self._verbose = verbose
         self._ramp: _Ramp | None = None
-        self._scale: float | None = None  # the scale of this worker's current training
+        self._scale: float | None = None  # the scale of the current training run
         self._is_over = False
         self._scaled = contextlib.ExitStack()
 
@@ -112,11 +114,12 @@ class LearningRateWarmup(Callback):
         )
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self._scaled.close()  # Still open if the previous training was interrupted.
+        self._scaled.close()  # It is still open if the previous run was interrupted.
         self._ramp = self._scale = None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        # Not in `on_train_begin`, where other callbacks may still change the first epoch.
+        # The ramp is not created in `on_train_begin`, because other callbacks may still change the
+        # first epoch there.
         if self._ramp is not None:
             return
         self._ramp = self._ramp_from(epoch)
@@ -125,7 +128,7 @@ class LearningRateWarmup(Callback):
             self._use(self._ramp)
 
     def on_group_change(self, old: GroupInfo, new: GroupInfo) -> None:
-        """Scales by the new number of replicas if the batch size is also scaled."""
+        """Scales the learning rate by the new number of replicas if the batch size changes too."""
         data, ramp = current_data(), self._ramp
         if not self._scale_by_size or data is None or data.batch_size is None:
             return
@@ -153,12 +156,12 @@ class LearningRateWarmup(Callback):
             self.model.make_train_function(force=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """The scale of the learning rate."""
+        """Returns the scale of the learning rate, and the number of replicas."""
         scale = None if self._ramp is None else self._ramp.target
         return {"scale": scale, "replicas": self._replicas}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Adopts the scale of this job's workers, or of a job with the same number of replicas."""
+        """Takes over the scale of this job's workers, or of a job with as many replicas."""
         group = joined_group()
         same_job = group is not None and group.generation > 0
         if same_job or state["replicas"] == self._replicas:
@@ -171,7 +174,7 @@ class LearningRateWarmup(Callback):
         self.model.make_train_function(force=True)
 
     def _ramp_from(self, epoch: int) -> _Ramp:
-        """The factors of a training that begins with this epoch."""
+        """Returns the factors for a training run that begins with this epoch."""
         batches = (self.params or {}).get("steps")
         steps = self._length
         if self._unit == "epochs":
@@ -213,7 +216,8 @@ class _Ramp:
         return self.is_flat and self.target == 1
 
     def factor(self, batches: Any) -> tf.Tensor:
-        # In this form, the factor is exactly `target` at the end.
+        # In this form of the expression, the factor is exactly `target` at the end, without
+        # rounding errors.
         left = tf.maximum(1 - tf.cast(batches, tf.float32) / self.steps, 0)
         return self.target * (1 - (1 - self.initial) * left)
 

@@ -14,19 +14,21 @@ from tfdist.errors import ReplicaMismatchError
 class ReplicaAudit(Callback):
     """Checks that every weight is bitwise equal on all replicas of all workers, using hashes.
 
-    Synchronous training keeps the replicas equal. `fit` compares the values assigned between steps,
-    and samples of all weights every few hundred steps. This callback compares all weights, to find
-    out when they begin to differ. A comparison takes about a second per gigabyte. In a
-    PipelineModel, each weight is compared across the workers that hold it.
+    Synchronous training keeps the weights of the replicas equal. To detect errors, `fit` compares
+    the values that were assigned between steps and, every few hundred steps, samples of all
+    weights. This callback compares all weights completely, so that you can find out when they begin
+    to differ. A comparison takes about a second per gigabyte of weights. In a PipelineModel, each
+    weight is compared across the workers that hold it.
 
     Args:
-        every: the number of batches between comparisons; another comparison follows the last batch.
+        every: the number of batches between comparisons. There is another comparison after the last
+            batch.
 
     Raises:
         ValueError: `every` is not a positive integer.
         ProgramMismatchError: in training, if not all workers have this callback.
         ReplicaMismatchError: in training, on all workers; the message names the first variable that
-            differs, and the workers that differ.
+            differs, and the workers on which it differs.
 
     Example:
         ```python
@@ -86,13 +88,14 @@ class ReplicaAudit(Callback):
 
 
 def _copies_of(model: Any) -> dict[str, Any]:
-    """Returns this worker's weights and optimizer variables that other workers hold copies of.
+    """Returns this worker's weights and optimizer variables, if other workers hold copies of them.
 
     Args:
         model: a Keras model; may be a PipelineModel.
 
     Returns:
-        Keras variables by name. On different workers, a name stands for copies of one variable.
+        Keras variables, keyed by names. Variables with the same name on different workers are
+        copies of one variable.
     """
     if not isinstance(model, PipelineModel):
         return applying.replicated_variables(model)

@@ -1,4 +1,4 @@
-"""Counts the batches of a training over its epochs, and checks arguments of callbacks."""
+"""Counts the batches of a training run over all epochs, and checks arguments of callbacks."""
 
 from typing import Any
 
@@ -9,10 +9,11 @@ def is_positive(value: Any) -> bool:
 
 
 class StepCount:
-    """The numbers of batches before and after a call of the training function.
+    """Counts the batches before and after each call of Keras's training function.
 
-    The counts are computed from Keras's indices of the batches in an epoch. So they are equal on
-    all workers, even if a worker was not notified of every batch.
+    The training function may run several batches in one call. The counts are computed from the
+    batch indices that Keras passes to callbacks. So they are equal on all workers, even if a
+    callback was not called for every batch on a worker.
 
     Attributes:
         begun: the number of batches before the current or last call.
@@ -30,18 +31,18 @@ class StepCount:
         self.begun = self.done = self._before_epoch = 0
 
     def begin_batch(self, batch: int) -> None:
-        """Records that a call begins.
+        """Records that a call of the training function begins.
 
         Args:
-            batch: the index of its first batch in the epoch.
+            batch: the index of the call's first batch in the epoch.
         """
         self.begun = self._before_epoch + batch
 
     def end_batch(self, batch: int) -> None:
-        """Records that a call has ended.
+        """Records that a call of the training function has ended.
 
         Args:
-            batch: the index of its last batch in the epoch.
+            batch: the index of the call's last batch in the epoch.
         """
         self.done = self._before_epoch + batch + 1
 
@@ -50,13 +51,13 @@ class StepCount:
         self._before_epoch = self.begun = self.done
 
     def completes(self, every: int) -> bool:
-        """Whether the last call has completed another `every` batches."""
+        """Whether the last call has reached or passed another multiple of `every` batches."""
         return self.done // every > self.begun // every
 
     def state_dict(self) -> dict[str, Any]:
-        """The state needed by a worker that joins or resumes from a snapshot."""
+        """Returns the state that a worker needs when it joins or resumes from a snapshot."""
         return {"before_epoch": self._before_epoch}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Adopts the state of another worker, or of an earlier process."""
+        """Takes over the state of another worker, or of an earlier process."""
         self._before_epoch = self.begun = self.done = int(state["before_epoch"])

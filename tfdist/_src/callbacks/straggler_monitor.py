@@ -27,13 +27,13 @@ from tfdist._src.strategy.extended import ReplicatedExtended, extended_if_ours, 
 
 
 class MeasuredSteps:
-    """Measures this worker's steps, beginning when the object is created.
+    """Measures the steps of this worker from the creation of this object.
 
     Args:
         model: the model in training.
 
     Attributes:
-        timer: notified when epochs and steps begin and end.
+        timer: the timer, which must be notified when epochs and steps begin and end.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -43,7 +43,7 @@ class MeasuredSteps:
 
     @property
     def communicator(self) -> CoreCommunicator | None:
-        """The communicator of all workers, if there are several and the core measures waiting."""
+        """The communicator of all workers; None if their waiting times are not measured."""
         extended = self._extended
         if extended is None or extended.process_count == 1:
             return None
@@ -52,7 +52,7 @@ class MeasuredSteps:
         return None
 
     def measure(self) -> Measurement | None:
-        """The means over the steps since the last call; None if they cannot be compared."""
+        """Returns the mean times since the last call; None if they cannot be compared."""
         figures, communicator = self.timer.figures(), self.communicator
         self.timer.restart()
         before, self._links = self._links, self.counts()
@@ -69,7 +69,7 @@ class MeasuredSteps:
         )
 
     def counts(self) -> dict[int, Counts]:
-        """The kernel's counters so far, for the connections to each worker on another host."""
+        """Returns the kernel's counters for the connections to each worker on another host."""
         if self.communicator is None or self._extended is None:
             return {}
         workers = self._extended.group.topology.workers
@@ -84,19 +84,20 @@ class MeasuredSteps:
 class StragglerMonitor(Callback):
     """Names the worker that keeps the others waiting, and the cause.
 
-    All steps of synchronous training take equally long on all workers, since fast workers wait for
-    slow ones. This callback compares the workers' times without this waiting: the time spent on
-    input and computation, and the speed of the links to other hosts. The chief writes a line to
-    stderr when a worker begins to keep the others waiting, when the worker or the cause changes,
-    and when the delay has ended. If the stages of a pipeline differ in duration, it names the
-    worker of the slowest stage.
+    In synchronous training, each step takes equally long on all workers, because fast workers wait
+    for slow workers. This callback compares the times that the workers need without this waiting:
+    the time spent on input and computation, and the speed of the links to other hosts. The chief
+    writes a line to stderr when a worker begins to keep the others waiting, when the worker or the
+    cause changes, and when the delay has ended. If the stages of a pipeline take different times,
+    the line names the worker with the slowest stage.
 
-    Every `every` batches the workers exchange a few numbers. Needs the native collectives; with
-    TensorFlow's, or in a single process, the callback has no effect.
+    The workers exchange a few numbers once in `every` batches. The callback needs the native
+    collectives. With TensorFlow's collectives, or in a single process, it has no effect.
 
     Args:
         every: the number of batches between comparisons.
-        factor: the multiple of the other workers' median that counts as slow; greater than 1.
+        factor: a worker counts as slow if its time is more than this multiple of the other workers'
+            median. The factor must be greater than 1.
 
     Raises:
         ValueError: `every` is not a positive integer, or `factor` is not greater than 1.

@@ -11,29 +11,32 @@ from tfdist._src.monitoring.training import StepFigures, StepTimer
 class ThroughputLogger(Callback):
     """Adds throughput, step times and waiting times to Keras's logs.
 
-    The figures appear in the progress bar and in the batch logs, for the last `every` batches, and
-    in the epoch logs, for the whole epoch. So they also appear in `History`, TensorBoard (list it
-    after this callback; its `update_freq` applies to batches) and other callbacks. Each worker logs
-    its own figures, except for rows and tokens, which count the global batch.
+    The progress bar and the batch logs show the figures for the last `every` batches. The epoch
+    logs contain the figures for the whole epoch. So the figures also appear in `History`,
+    TensorBoard and other callbacks. Pass the `TensorBoard` callback after this callback; its
+    `update_freq` then applies to the batch logs. Each worker logs its own figures, but rows and
+    tokens are counted for the global batch.
 
     - `rows_per_second`, `tokens_per_second` (if the number of tokens per row is known)
-    - `step_seconds`, `step_seconds_p95`: median and 95th percentile; the first step, which is
-      traced, is excluded
+    - `step_seconds`, `step_seconds_p95`: the median and the 95th percentile of the durations of
+      steps, without the first step, which is traced
     - `input_wait`, `workers_wait`, `network_wait`: the fraction of the time, from 0 to 1, during
       which the step was blocked: waiting for the next batch, waiting for other workers to join a
-      collective, and moving data. Activity concurrent with computation is not counted
-    - `bus_bytes_per_second`: the speed of collectives once all workers have joined, as computed by
-      nccl-tests: bytes times 2(n-1)/n for an all_reduce, before compression
-    - `sent_bytes_per_step`: bytes written to connections with other hosts, after compression;
-      excludes data that GPUs send by NCCL
+      collective, and moving data, respectively. Activity that overlaps with computation is not
+      counted
+    - `bus_bytes_per_second`: the speed of collectives after all workers have joined, computed as in
+      nccl-tests. For an all_reduce of n workers, the bytes before compression are multiplied by
+      2(n-1)/n
+    - `sent_bytes_per_step`: the bytes that were sent to other hosts, after compression, without the
+      data that GPUs send by NCCL
 
     The last three items need the native collectives, and are omitted otherwise.
     The callback itself calls no collective.
 
     Args:
         every: the number of batches between updates of the batch logs.
-        tokens_per_row: the number of tokens per row; by default, the length of the model's first
-            input if it is a vector of integers.
+        tokens_per_row: the number of tokens per row. By default, this is the length of the model's
+            first input, if each row of this input is a vector of integers.
 
     Raises:
         ValueError: `every` or `tokens_per_row` is not a positive integer.
@@ -57,7 +60,7 @@ class ThroughputLogger(Callback):
         self._tokens_per_row = tokens_per_row
         self._epoch, self._window = StepTimer(), StepTimer()
         self._shown: dict[str, float] = {}
-        self._updated = 0  # number of updates in the epoch
+        self._updated = 0  # the number of updates in this epoch
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._epoch.begin_training()
@@ -107,7 +110,7 @@ class ThroughputLogger(Callback):
 
 
 def _length_of_rows(model: Any) -> int | None:
-    """The number of tokens per row: the length of the model's first input, if of integers."""
+    """Returns the length of the model's first input, if its rows are vectors of integers."""
     inputs = keras.tree.flatten(getattr(model, "inputs", None) or [])
     if not inputs or not keras.backend.is_int_dtype(inputs[0].dtype):
         return None

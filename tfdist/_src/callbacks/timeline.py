@@ -1,4 +1,4 @@
-"""A callback that writes one timeline of the activity of all workers in some steps."""
+"""A callback that writes a timeline of all workers' activity during some training steps."""
 
 import contextlib
 import dataclasses
@@ -26,34 +26,37 @@ from tfdist._src.snapshots.part_file import write_atomically
 from tfdist._src.strategy.extended import extended_if_ours
 from tfdist._version import __version__
 
-_RECORDS = 1024  # the number of records that a communicator keeps
+_RECORDS = 1024  # the number of records that each communicator keeps
 _TICKS_PER_SECOND = 1_000_000_000
 
 
 class Timeline(Callback):
     """Writes a trace of some training steps on all workers, for Perfetto or `chrome://tracing`.
 
-    Each worker is a process in the trace. Its lanes show its steps, the actions of its pipeline,
-    its waiting (for input, other workers, the network), its collectives (waiting for the last
-    worker, moving data, and the parts of hierarchical collectives), compression, and the
-    optimizer's updates. Arrows lead from sends to receives. The clocks of hosts are compared using
-    the messages between workers: `otherData.clocks` in the file holds each worker's offset and its
-    uncertainty; workers on one host share a clock. `otherData.straggler` names the worker that
-    keeps the others waiting in these steps, and the cause, as `StragglerMonitor` does; null if no
-    worker does.
+    Each worker is a process in the trace. The lanes of a worker show its steps, the actions of its
+    pipeline, its waiting times (for input, for other workers, and for the network), its collectives
+    (waiting for the last worker, moving data, and the parts of hierarchical collectives),
+    compression, and the optimizer's updates. An arrow leads from each send to its receive. Messages
+    between the workers show how much the clocks of their hosts differ. `otherData.clocks` in the
+    file contains the clock offset of each worker and the uncertainty of this offset. Workers on the
+    same host have the same clock. `otherData.straggler` names the worker that keeps the others
+    waiting in these steps, and the cause, as `StragglerMonitor` does. It is null if no worker keeps
+    the others waiting.
 
-    While steps are recorded, all workers keep spans in memory. After the last step, they send them
-    to the chief, which writes the file. Otherwise, the callback costs nothing. A communicator keeps
-    its last 1,024 collectives and messages, so choose few steps. In a `PipelineModel`, the step is
-    retraced before the first recorded step and after the last.
+    While steps are recorded, each worker keeps its activities (spans) in memory. After the last
+    recorded step, all workers send their spans to the chief, which writes the file. In other steps,
+    the callback costs nothing. Each communicator records only its last 1,024 collectives and
+    messages, so choose few steps. In a `PipelineModel`, the step is retraced before the first and
+    after the last recorded step.
 
     Args:
-        path: the file to write, on the chief: `.json`, or `.json.gz` to compress it.
-        steps: the first step to record and the step after the last one, counted from 0 over all
-            epochs.
-        profiler: runs `tf.profiler` in these steps on all workers, and adds TensorFlow's own
-            operations to the file, with a lane for each thread and for each stream of a GPU. The
-            steps take longer then.
+        path: the path of the file, which the chief writes. It ends with `.json`, or with `.json.gz`
+            for a compressed file.
+        steps: the first step to record, and the step after the last recorded step. Steps are
+            counted from 0 over all epochs.
+        profiler: whether to run `tf.profiler` in these steps on all workers. It adds TensorFlow's
+            own operations to the file, with a lane for each thread and for each stream of a GPU.
+            The recorded steps then take longer.
 
     Raises:
         ValueError: `steps` is not a range of steps.
@@ -86,8 +89,8 @@ class Timeline(Callback):
         self._profile = OpProfile() if profiler else None
         self._first, self._end = first, last
         self._count = StepCount()
-        self._steps: MeasuredSteps | None = None  # the recorded steps
-        self._since: int | None = None  # when recording began
+        self._steps: MeasuredSteps | None = None  # measures the recorded steps
+        self._since: int | None = None  # the time at which recording began
         self._written = False
         self._actions: Callable[[], list[tuple[str, float, float]]] | None = None
         self._timed = contextlib.ExitStack()
@@ -166,8 +169,9 @@ class Timeline(Callback):
         return self._group is None or self._group.topology.is_chief
 
     def _clocks(self) -> tuple[int, int]:
-        """The steady clock and the time since 1970, read at the same moment, in nanoseconds."""
-        # The thread may be suspended between two readings, so the closest readings are used.
+        """Returns the steady clock and the Unix time at the same moment, in nanoseconds."""
+        # The thread may be suspended between two readings, so the readings that are closest
+        # together are used.
         readings = [
             (self._core.tfd_clock(), time.time_ns(), self._core.tfd_clock()) for _ in range(5)
         ]
@@ -252,7 +256,7 @@ class Timeline(Callback):
             logger.warning(straggler)
 
     def _straggler(self, records: list[dict[str, Any]]) -> str | None:
-        """The worker that keeps the others waiting in these steps, and the cause, in sentences."""
+        """Describes the worker that kept the others waiting in these steps, and the cause."""
         group, communicator = self._group, MeasuredSteps(self.model).communicator
         measured = [record["measured"] for record in records]
         if group is None or communicator is None or None in measured:
@@ -271,7 +275,7 @@ def _encode(record: dict[str, Any]) -> bytes:
 
 
 def _gather(group: Group, record: dict[str, Any]) -> list[dict[str, Any]]:
-    """The records of all workers on the chief; an empty list on the others."""
+    """Returns the records of all workers on the chief, and an empty list on other workers."""
     if group.topology.size == 1:
         return [record]
     payload = _encode(record)

@@ -11,9 +11,10 @@ from tfdist._src.strategy.extended import extended_if_ours
 class TrafficLogger(Callback):
     """Adds the bytes sent to and received from other hosts to each epoch's logs.
 
-    The native core counts the bytes as it writes and reads them, so they reflect compression. They
-    appear as `sent_bytes` and `received_bytes` in `History`, TensorBoard and other callbacks.
-    Traffic within a host, by TensorFlow's collectives, or by GPUs over NCCL is not counted.
+    The native core counts the bytes that it sends and receives after compression. The counts appear
+    as `sent_bytes` and `received_bytes` in `History`, TensorBoard and other callbacks. They do not
+    include traffic within a host, traffic of TensorFlow's collectives, and traffic of GPUs over
+    NCCL.
 
     Example:
         ```python
@@ -39,7 +40,7 @@ class TrafficLogger(Callback):
         extended = extended_if_ours(self.model.distribute_strategy)
         if extended is None:
             return 0, 0
-        # Stages always use native communicators, even with a single pipeline.
+        # Pipeline stages always use native communicators, even with a single pipeline.
         if not extended.in_stages and not isinstance(extended.workers, CoreCommunicator):
             return 0, 0
         traffic = statistics()

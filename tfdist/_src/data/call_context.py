@@ -15,22 +15,28 @@ from tfdist._src.data.shares import BatchForm, Replay
 
 
 class Call:
-    """The identity of a call."""
+    """Identifies one call of a Keras method."""
 
 
 @dataclass
 class CallContext:
-    """The state of a running call; a call within another one inherits it.
+    """The state of a running call of a Keras method.
+
+    A nested call, such as the validation within `fit`, inherits the state of the outer call.
 
     Attributes:
         model: the model of the innermost call; None outside of calls.
         call: identifies the innermost call if it is `fit`, `evaluate` or `predict`; else None.
         training_call: identifies the innermost call if it is `fit` or `train_on_batch`; else None.
-        training_data: the `TrainingData` of the innermost `fit`, if its position is tracked.
-        in_order: whether the workers split each batch of a dataset, regardless of its auto-shard
-            policy. The concatenated rows of all workers are then in the dataset's order.
-        first_batch: compares the datasets that are distributed now; None if they are not compared.
-        replay: controls the batches of the datasets that are distributed now, if any.
+        training_data: the `TrainingData` of the innermost `fit`, if the position in the data is
+            tracked.
+        in_order: whether the workers split each batch of a dataset, even if its auto-shard policy
+            requires something else. If the rows of all workers are then concatenated, they are in
+            the order of the dataset.
+        first_batch: compares the first batches of the datasets that are being distributed; None if
+            they are not compared.
+        replay: controls the batches of the datasets that are being distributed; None if their
+            batches are left unchanged.
         next_form: the known properties of the batches that Keras's loop has just taken.
     """
 
@@ -53,13 +59,13 @@ _this_thread = _ThisThread()
 
 
 def current_context() -> CallContext:
-    """The context of the call that runs in this thread; an empty one outside of calls."""
+    """Returns the context of the call that runs in this thread, or an empty context without one."""
     return _this_thread.context
 
 
 @contextlib.contextmanager
 def entered(context: CallContext) -> Iterator[None]:
-    """Makes a context the current one of this thread inside the `with` block.
+    """Makes a context the current context of this thread inside the `with` block.
 
     Args:
         context: a copy of the current context, changed by `dataclasses.replace`.

@@ -1,11 +1,13 @@
 """Distributes datasets among workers.
 
-If every worker can read the whole dataset, its global batches are kept: each replica takes its
-rows of each batch, and the first replicas take one row more if the rows do not divide evenly. All
-workers then see the same batches as a single process, in the same order. With a dataset of files,
-an auto-shard policy of OFF or a dataset function, each worker reads separate batches, and the
-workers agree before each step on whether any of them has rows left. Files must not also be sharded
-by hand: each worker would read only a share of its share.
+If every worker can read the whole dataset, all workers read the same global batches, in the same
+order as a single process. Each replica takes its share of the rows of each batch. If the rows do
+not divide evenly, the first replicas take one row more.
+
+In other cases, each worker reads separate batches: if the files of a dataset are sharded, if the
+auto-shard policy is OFF, or if a function creates the dataset of each worker. The workers then
+agree before each step on whether any worker has rows left. Users must not shard files by hand if
+tfdist shards them as well, because each worker would then read only a share of its share.
 """
 
 import functools
@@ -41,7 +43,7 @@ from tfdist.errors import ProgramMismatchError
 
 
 class Engine(Protocol):
-    """The engine of a strategy that distributes datasets.
+    """The part of a strategy's `extended` object that is needed to distribute datasets.
 
     Attributes:
         group: the workers of the job.
@@ -55,7 +57,7 @@ class Engine(Protocol):
 
     @property
     def strategy(self) -> tf.distribute.Strategy:
-        """The strategy that owns the engine."""
+        """The strategy to which this object belongs."""
 
     @property
     def workers(self) -> Communicator:
@@ -82,11 +84,11 @@ class Engine(Protocol):
         """Whether other workers exist, or may exist later."""
 
     def input_workers(self, options: Any) -> Any:
-        """The devices that receive distributed data."""
+        """Returns the devices that receive the distributed data."""
 
 
 def describe_files(dataset: Any) -> str:
-    """Summarizes the names of a dataset's files without folders, the same on all workers."""
+    """Describes the files of a dataset without their folders, which may differ between workers."""
     return ", ".join(map(_described, datasets.dataset_sources(dataset)))
 
 
@@ -95,8 +97,8 @@ def check_same_files(group: Group, described: Sequence[str]) -> None:
 
     Args:
         group: the workers.
-        described: the result of `describe_files` on each worker; "" for a worker that does not
-            read a share of files.
+        described: the result of `describe_files` on each worker; "" for a worker that does not read
+            a share of the files.
 
     Raises:
         ProgramMismatchError: the workers were given different files.
@@ -137,18 +139,19 @@ def agree_on_end(
     per_worker_hint: bool = True,
     files: str = "",
 ) -> None:
-    """Sets the number of batches and how their end is detected, the same on all workers.
+    """Makes all workers agree on the number of batches and on how to detect the end of the data.
 
-    If all workers run out of data at the same step, they need not check before each step whether
-    any of them has data left.
+    If all workers have the same number of batches, they need not check before each step whether any
+    worker has data left.
 
     Args:
-        extended: the strategy's engine.
+        extended: the `extended` object of the strategy.
         distributed: the distributed dataset.
-        batches: this worker's number of batches, or TensorFlow's constant for an unknown number.
-        same_data: whether all workers read the same batches.
-        per_worker_hint: whether an error suggests how to read separate data on each worker.
-        files: `describe_files` of the dataset, if this worker reads a share of its files.
+        batches: this worker's number of batches, or TensorFlow's constant for an unknown or
+            infinite number.
+        same_data: whether all workers must read the same batches.
+        per_worker_hint: whether an error message suggests how to read separate data on each worker.
+        files: the result of `describe_files`, if this worker reads a share of the dataset's files.
 
     Raises:
         ProgramMismatchError: the workers must read the same data, but do not.
@@ -244,7 +247,7 @@ def distribute_dataset(extended: Engine, dataset: Any, options: Any) -> Any:
 
 @functools.cache
 def _say_that_files_are_shared_out(is_chief: bool) -> None:
-    """Reports once that AUTO, the default, yields different batches than a single process."""
+    """Warns once that the batches differ from a single process, because AUTO shards the files."""
     if is_chief:
         logger.warning(
             "Each worker reads its share of the dataset's files (auto_shard_policy AUTO), so the "
@@ -259,7 +262,8 @@ def distribute_nothing(extended: Engine, dataset: Any) -> Any:
     distributed = get_distributed_dataset(
         dataset.take(0), extended.input_workers(options), extended.strategy, options=options
     )
-    # The other workers have batches, so the workers agree on the end, as in `distribute_dataset`.
+    # The other workers still have batches, so the workers must agree before each step on whether
+    # any worker has data left.
     set_batches(distributed, tf.data.UNKNOWN_CARDINALITY, ends_together=False)
     return distributed
 
@@ -269,7 +273,7 @@ class NoneComponent(NamedTuple):
 
 
 def without_none_components(batch: Any) -> Any:
-    """Restores None in a batch or its spec, in place of `NoneComponent` and optionals."""
+    """Replaces `NoneComponent` and optionals in a batch or its spec by None."""
     stand_ins = (NoneComponent, tf.experimental.Optional, tf.OptionalSpec)
 
     def restored(part: Any) -> Any:
@@ -313,8 +317,9 @@ def distribute_datasets_from_function(
 
 
 def _default_options(extended: Engine) -> Any:
-    # TensorFlow's default iterator serves several devices. It reads ahead, so batches would be lost
-    # when the group changes. It also makes the process return memory to the kernel after each step.
+    # TensorFlow's default iterator is made for several devices. It reads ahead, so batches would be
+    # lost when the group changes. It also makes the process return memory to the kernel after each
+    # step.
     devices = extended.worker_devices
     replays = current_context().replay is not None
     plain = replays or (len(devices) == 1 and "CPU" in devices[0])
@@ -330,7 +335,7 @@ def as_tensors(batch: Any) -> Any:
 
 
 def form_of(batch: Any) -> BatchForm:
-    """Returns the known properties of a global batch, a nest of arrays and tensors."""
+    """Returns the known properties of a global batch, which is a nest of arrays and tensors."""
     sizes = {}
     for i, leaf in enumerate(tf.nest.flatten(batch)):
         shape = tf.TensorShape(getattr(leaf, "shape", ()))
@@ -341,7 +346,7 @@ def form_of(batch: Any) -> BatchForm:
 
 
 def batch_rows(batch: Any) -> int | None:
-    """The number of rows of a batch, if it is known and equal for all dense components.
+    """Returns the number of rows of a batch if it is known, and equal for all dense components.
 
     Args:
         batch: a nest of tensors, or of their specs.
@@ -352,7 +357,7 @@ def batch_rows(batch: Any) -> int | None:
 
 
 def _replay_draws_anew() -> bool:
-    """Whether the row counts of batches may differ from those of the dataset's own batches."""
+    """Whether batches may have other row counts than the dataset's own batches."""
     replay = current_context().replay
     return replay is not None and replay.keeps_rows
 
@@ -368,9 +373,9 @@ def form_of_batches(iterator: Any, rows: int | None) -> BatchForm:
 
 
 def splits_batches(dataset: Any) -> bool:
-    """Whether workers split each batch, rather than shard the files or read separate batches.
+    """Whether the workers split each batch. If not, each worker reads separate batches.
 
-    As in TensorFlow, the policy AUTO shards files if the dataset reads any.
+    As in TensorFlow, the auto-shard policy AUTO shards the files if the dataset reads files.
     """
     if current_context().in_order:
         return True

@@ -1,10 +1,11 @@
-"""Checks that all workers read the same global batches, by comparing the first of each epoch.
+"""Compares the first batch of each epoch, to check that all workers read the same batches.
 
-If workers join in the middle of an epoch, the next batch is also compared.
+If workers join in the middle of an epoch, their next batch is compared as well.
 
-Each worker takes its rows of every batch, so data sharded by hand would silently lose rows. The
-check does not run the input pipeline a second time: the first element is duplicated, and the
-worker takes one copy before the epoch begins.
+Each worker takes its rows of every batch. If the user has already sharded the data by hand, rows
+would silently be lost without this check. The check does not run the input pipeline a second time.
+Instead, the first element of the dataset is duplicated, and the check takes one of the two copies
+before the epoch begins.
 """
 
 import json
@@ -24,46 +25,48 @@ from tfdist._src.internals.datasets import dataset_operations
 from tfdist._src.internals.tensorflow import discard_next, take_next
 from tfdist.errors import ProgramMismatchError, UnsupportedError
 
-# Larger arrays are sampled by rows.
+# If an array has more bytes, only a sample of its rows is compared.
 _COMPARED_BYTES = 2**20
 
-# The relative difference allowed between floats computed on different kinds of processors.
+# The relative difference that is allowed between floats, which may be computed on different kinds
+# of CPUs.
 _TOLERANCE = 1e-5
 
 
 def spec_of(values: np.ndarray) -> str:
-    """The type and shape of an array, as text."""
+    """Describes the type and shape of an array as text."""
     name = "string" if values.dtype.hasobject else values.dtype.name
     return f"{name}{list(values.shape)}"
 
 
 def checksum(values: np.ndarray, before: int = 0) -> int:
-    """A checksum of the exact bits of an array.
+    """Computes a checksum of the exact bits of an array.
 
     Args:
         values: the array.
-        before: the checksum of the preceding data.
+        before: the checksum of preceding data, which is continued.
     """
     values = _some(values)
-    # String arrays have dtype object.
+    # Arrays of strings have the dtype object, so their bytes would be pointers.
     words = repr(values.tolist()).encode() if values.dtype.hasobject else values.tobytes()
     return zlib.crc32(words, before)
 
 
 def fingerprint(values: np.ndarray) -> list[float]:
-    """Returns JSON-serializable numbers, to be compared by `matches`."""
-    if values.dtype.kind not in "fV":  # V: bfloat16 and float8.
+    """Summarizes an array as numbers that `matches` can compare and JSON can represent."""
+    if values.dtype.kind not in "fV":  # The kind V is bfloat16 and float8.
         return [checksum(values)]
     flat = _some(values).reshape(-1).astype(np.float64)
     places = np.arange(1, flat.size + 1)
-    with np.errstate(all="ignore"):  # Non-finite values are not checked here.
-        # Sums with a different weight for each position, and a scale for their rounding errors.
+    with np.errstate(all="ignore"):  # Non-finite values are allowed here.
+        # The first two numbers are sums with a different weight for each position. The last number
+        # is the scale of their rounding errors.
         sums = [float(flat @ np.sin(step * places)) for step in (1, 2)]
         return [*sums, float(np.abs(flat).sum())]
 
 
 def matches(one: list[float], other: list[float]) -> bool:
-    """Whether two fingerprints are of the same array, or of floats that differ by rounding."""
+    """Whether two fingerprints belong to equal arrays, or to floats that differ by rounding."""
     if len(one) < 2 or len(other) < 2:
         return one == other
     bound = _TOLERANCE * max(one[-1], other[-1])
@@ -76,9 +79,9 @@ def _some(values: np.ndarray) -> np.ndarray:
 
 
 # Operations that draw random numbers while data is read. If batches are produced in parallel, the
-# order of their draws is not deterministic.
+# order in which they draw is not deterministic.
 _RANDOM_OPS = ("Random", "Multinomial", "TruncatedNormal", "SampleDistorted", "StatefulUniform")
-# Keras shuffles arrays with this operation, in a deterministic order.
+# Keras shuffles arrays with this operation. The resulting order is deterministic.
 _SHUFFLES_IN_ORDER = "RandomShuffle"
 _PYTHON = "PyFunc"
 
@@ -86,32 +89,32 @@ _NAMES = ("x", "y", "sample_weight")
 
 
 def draws_numbers(dataset: Any) -> bool:
-    """Whether a dataset's functions draw random numbers, as data augmentation does."""
+    """Whether a dataset's functions draw random numbers, for example for data augmentation."""
     operations = dataset_operations(dataset)
     return any(name in op for op in operations for name in _RANDOM_OPS)
 
 
 def values_of(element: Any) -> list[Any]:
-    """The tensors of an element that are compared, in the order of `leaves_of`."""
+    """Returns the tensors of an element that can be compared, in the order of `leaves_of`."""
     return [v for v in tf.nest.flatten(element, expand_composites=True) if _is_data(v)]
 
 
 def _is_data(leaf: Any) -> bool:
-    # Exclude the optionals that represent None.
+    # Optionals that represent None are excluded.
     return isinstance(leaf, (tf.Tensor, tf.TensorSpec)) and leaf.dtype != tf.variant
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """A tensor of an element.
+    """A tensor of a dataset element.
 
     Attributes:
-        name: the name of its part of the batch.
-        same_rows: whether it has the same number of rows on all workers.
-        same_values: whether it is identical on all workers.
-        component: the number of the batch component that contains it.
-        is_dense: whether its first dimension is the rows; False for parts of ragged and sparse
-            tensors.
+        name: the name of the part of the batch that contains the tensor, such as "x".
+        same_rows: whether the tensor must have the same number of rows on all workers.
+        same_values: whether the tensor must be identical on all workers.
+        component: the index of the batch component that contains the tensor.
+        is_dense: whether the first dimension of the tensor is the rows. False for the parts of
+            ragged and sparse tensors.
     """
 
     name: str
@@ -121,7 +124,7 @@ class Leaf:
     is_dense: bool = True
 
     def seen(self, values: np.ndarray) -> list[Any]:
-        """Returns the name, and the parts of the spec and fingerprint that all workers share.
+        """Returns the tensor's name, and the properties that must be equal on all workers.
 
         Args:
             values: the tensor's values.
@@ -132,11 +135,12 @@ class Leaf:
 
 
 def leaves_of(dataset: Any) -> list[Leaf]:
-    """The tensors of an element, with the properties that must be the same on all workers.
+    """Returns the tensors of a dataset's elements, and which of their properties are compared.
 
-    Random augmentation usually changes the inputs only, so the targets are compared. However, if
-    the dataset uses TensorFlow's random operations, it may have mixed floating-point targets, as
-    MixUp does, so only targets of other types are compared.
+    All values are compared if the dataset uses neither Python functions nor random operations.
+    Otherwise, random augmentation may have changed the values. It usually changes the inputs only,
+    so the targets are still compared. With TensorFlow's random operations, floating-point targets
+    may have been mixed, as in MixUp, so only targets of other types are compared.
     """
     spec = dataset.element_spec
     parts = spec if isinstance(spec, tuple) else (spec,)
@@ -161,12 +165,12 @@ def leaves_of(dataset: Any) -> list[Leaf]:
 
 
 def difference(chiefs: list[Any], others: list[Any], which: str) -> tuple[str, str] | None:
-    """Describes the first difference between two workers' batches; None if there is none.
+    """Describes the first difference between two workers' batches; None if they match.
 
     Args:
-        chiefs: the results of `Leaf.seen` on the chief, for each leaf.
-        others: the results on another worker.
-        which: the batch, such as "first".
+        chiefs: the results of `Leaf.seen` on the chief, one for each leaf.
+        others: the same results on another worker.
+        which: which batch is compared, such as "first".
     """
     if len(chiefs) != len(others):
         return _described(chiefs, which), _described(others, which)
@@ -188,17 +192,18 @@ class FirstBatch:
 
     Args:
         group: the workers.
-        tells_rows: whether batches include their numbers of rows; see `WithRows`.
+        tells_rows: whether to combine each batch with its number of rows; see `WithRows`.
 
     Attributes:
-        whole: the components with a different number of rows than the batch; see `BatchForm`.
+        whole: the indices of the components that have another number of rows than the batch; see
+            `BatchForm`.
     """
 
     def __init__(self, group: Group, *, tells_rows: bool = False) -> None:
         self._group, self._tells_rows = group, tells_rows
         self._watches = False
         self._per_worker_hint = True
-        # A weak reference, since the iterator's dataset refers to this object.
+        # The iterator is held by a weak reference, because its dataset refers to this object.
         self._begun: Callable[[], Any] = lambda: None
         self._leaves: list[Leaf] = []
         self._seen: list[Any] = []
@@ -207,16 +212,17 @@ class FirstBatch:
 
     @property
     def watches(self) -> bool:
-        """Whether a dataset is watched, with the same batches on all workers."""
+        """Whether `watch` has been called, so that all workers must read the same batches."""
         return self._watches
 
     def watch(self, dataset: Any, replicas: int | None, *, per_worker_hint: bool) -> Any:
         """Returns the dataset with its first element duplicated, as `compare` expects.
 
         Args:
-            dataset: yields global batches.
-            replicas: the number of replicas, if it does not change.
-            per_worker_hint: whether an error suggests how to read separate data on each worker.
+            dataset: a dataset of global batches.
+            replicas: the number of replicas; None if it may change.
+            per_worker_hint: whether an error message suggests how to read separate data on each
+                worker.
         """
         self._watches, self._per_worker_hint = True, per_worker_hint
         self._leaves = leaves_of(dataset)
@@ -239,13 +245,13 @@ class FirstBatch:
         return dataset.enumerate().flat_map(tf.autograph.experimental.do_not_convert(copies))
 
     def compare(self, iterator: Any, *, is_new: bool = False) -> None:
-        """Compares the first batch of a new iterator; called by all workers.
+        """Compares the first batch of a new iterator. All workers must call this method.
 
         Args:
-            iterator: an iterator over the distributed form of a dataset from `watch`. Nothing
-                happens if it has already been compared.
-            is_new: whether this worker joined later. If so, and if its batch differs, only this
-                worker fails.
+            iterator: an iterator over a dataset that `watch` has returned and that was then
+                distributed. If its first batch has already been compared, nothing happens.
+            is_new: whether this worker joined while the other workers were training. If its batch
+                differs, only this worker fails.
 
         Raises:
             ProgramMismatchError: the workers read different data.
@@ -257,12 +263,12 @@ class FirstBatch:
         self._compare("first", is_new=is_new)
 
     def compare_next(self, iterator: Any, replay: Replay, *, is_new: bool) -> None:
-        """Compares the next batch after new workers have joined; called by all workers.
+        """Compares the next batch after workers have joined. All workers must call this method.
 
         Args:
-            iterator: as for `compare`, at any position; None if this worker has no batch left.
-            replay: the `Replay` that the dataset passes through.
-            is_new: whether this worker is new.
+            iterator: as for `compare`, but at any position; None if this worker has no batch left.
+            replay: the `Replay` that controls the dataset.
+            is_new: whether this worker has just joined.
 
         Raises:
             ProgramMismatchError: as for `compare`.
@@ -284,7 +290,7 @@ class FirstBatch:
         }
 
     def _compare(self, which: str, *, is_new: bool) -> None:
-        """Compares the batches of this worker, and of all workers that are not new.
+        """Compares the last batch seen on this worker, and on all workers that are not new.
 
         The reference is the batch of the first worker that is not new.
         """
@@ -307,10 +313,11 @@ class FirstBatch:
             self.whole = components_apart(sizes)
 
     def refuse_unlike_rows(self) -> None:
-        """Rejects batches with unequal components, such as the nodes and edges of a graph.
+        """Rejects batches with different row counts, such as the nodes and edges of a graph.
 
         Raises:
-            UnsupportedError: the components of the last batch have different numbers of rows.
+            UnsupportedError: the components of the last compared batch have different numbers of
+                rows.
         """
         if self.whole:
             found = ", ".join(f"{name} of {rows} rows" for name, rows, _ in self._rows.values())
@@ -321,7 +328,7 @@ class FirstBatch:
             )
 
     def skip(self, iterator: Any) -> None:
-        """Skips the comparison of a new iterator that the other workers have already begun.
+        """Skips the comparison for a new iterator, because the other workers have already done it.
 
         Args:
             iterator: as for `compare`.
@@ -348,7 +355,7 @@ def different_data(
         rank: the rank of the worker with different data.
         chiefs: a description of the chief's data.
         others: a description of the other worker's data.
-        reference: the rank of the worker that `chiefs` describes, if it is not the chief.
+        reference: the rank of the worker with the data of `chiefs`; by default, the chief.
         per_worker_hint: whether to suggest how to read separate data on each worker.
         is_new: whether the worker with different data joined while the others were training.
     """
@@ -364,13 +371,13 @@ def different_data(
 
 
 def unlike_rows(group: Group, own: int, whole: int = 0) -> ProgramMismatchError:
-    """Returns the error for a step in which workers have shares of different batches.
+    """Returns the error for a step in which the workers have shares of different batches.
 
-    Called by all workers.
+    All workers must call this function.
 
     Args:
         group: the workers.
-        own: the number of this worker's rows of the step's batches.
+        own: the number of rows that this worker has in the batches of the step.
         whole: the number of rows of the whole batch; 0 if unknown.
     """
     texts = group.exchange("rows of a step", json.dumps([own, whole]))

@@ -1,4 +1,4 @@
-"""The rows that each replica reads of a batch, and the repetition of batches."""
+"""Divides batches among the replicas, and repeats batches or forms new ones after group changes."""
 
 import ctypes
 import functools
@@ -17,13 +17,13 @@ T = TypeVar("T")
 
 
 class RowsRead(NamedTuple):
-    """The amount of a dataset that an iterator has read.
+    """How much of a dataset an iterator has read.
 
     Attributes:
-        batches: the number of the dataset's own batches that were read.
+        batches: the number of batches of the dataset itself that have been read.
         rows: the number of rows in these batches.
-        pending: the number of these rows that are still to be returned.
-        pending_batches: the number of the dataset's own batches that contain the pending rows.
+        pending: the number of rows that have been read, but not yet returned by the iterator.
+        pending_batches: the number of batches of the dataset that contain the pending rows.
     """
 
     batches: int = 0
@@ -33,27 +33,28 @@ class RowsRead(NamedTuple):
 
     @property
     def given(self) -> int:
-        """The number of rows that have been returned."""
+        """The number of rows that the iterator has returned."""
         return self.rows - self.pending
 
 
 class Replay:
-    """Controls the next output of the datasets that pass through it.
+    """Controls which batches a dataset returns next.
 
-    Repeats the last batch if no committed step used it. If a worker's part of a batch must keep its
-    number of rows in another group, forms new batches from the dataset's rows, in order. Both
-    happen inside the iterator, so that its consumer need not be changed. Later stages of the input
-    pipeline must not read ahead. Datasets refer to this object by its number; see `split_batches`.
+    If the step that used the last batch was not committed, the dataset returns this batch again. If
+    the number of rows per worker must stay the same when the group changes, the dataset forms new
+    batches from its rows, in order. Both happen inside the iterator, so that the code that reads
+    from the iterator need not be changed. Later stages of the input pipeline must not read ahead.
+    Datasets refer to this object by its number; see `split_batches`.
 
     Args:
-        keeps_rows: whether a worker's part of a batch keeps its number of rows.
+        keeps_rows: whether the number of rows per worker stays the same when the group changes.
 
     Attributes:
-        number: the number of this object in the core.
-        keeps_rows: whether a worker's part of a batch keeps its number of rows.
-        is_used: whether a dataset passes through this object; False if each worker reads separate
+        number: the number by which the native core identifies this object.
+        keeps_rows: whether the number of rows per worker stays the same when the group changes.
+        is_used: whether this object controls a dataset. False if each worker reads separate
             batches.
-        has_whole: whether this object can return whole batches to a worker.
+        has_whole: whether `show_next` can return whole batches.
     """
 
     def __init__(self, *, keeps_rows: bool = False) -> None:
@@ -77,10 +78,13 @@ class Replay:
         self._core.tfd_replay_request(self.number)
 
     def show_next(self, take_next: Callable[[], T]) -> T:
-        """Takes the whole next batch on this worker; the iterator then returns it again as usual.
+        """Returns the next batch with the rows of all workers.
+
+        Afterwards, the iterator returns this worker's part of the same batch as usual.
 
         Args:
-            take_next: takes a batch; returns a false value at the end of the data.
+            take_next: takes a batch from the iterator. Returns a false value at the end of the
+                data.
 
         Returns:
             The result of `take_next`.
@@ -95,28 +99,28 @@ class Replay:
         return batch
 
     def keep_rows(self, workers: int, batch: int = 0) -> None:
-        """Fixes a worker's rows per batch at its share of one of the dataset's own batches.
+        """Fixes the number of rows per worker at its share of a batch of the dataset.
 
         Args:
-            workers: the number of workers that share such a batch.
-            batch: the number of rows of such a batch; if 0, the number of rows of the first batch
-                that is read.
+            workers: the number of workers among which such a batch would be divided.
+            batch: the number of rows of such a batch. If 0, the number of rows of the first batch
+                that is read is used.
         """
         self._workers = workers
         self._core.tfd_replay_keep_rows(self.number, workers, batch)
 
     @property
     def workers(self) -> int:
-        """The number of workers that share one of the dataset's own batches; 0 for any number."""
+        """The `workers` that were passed to `keep_rows`; 0 if the rows per worker are not fixed."""
         return self._workers
 
     @property
     def dataset_batch(self) -> int:
-        """The number of rows of the dataset's own batches; 0 if unknown."""
+        """The number of rows of a batch of the dataset; 0 if unknown."""
         return self._batch(1)[0]
 
     def batch_for(self, workers: int) -> int:
-        """The number of rows of a batch for a number of workers; 0 if unknown."""
+        """Returns the number of rows of a batch with a given number of workers; 0 if unknown."""
         return self._batch(workers)[1]
 
     def _batch(self, workers: int) -> tuple[int, int]:
@@ -129,7 +133,7 @@ class Replay:
 
         Args:
             rows: the number of rows.
-            discard_next: takes the next batch.
+            discard_next: takes the next batch from the iterator and discards it.
         """
         while rows:
             some = min(rows, max(1, self.dataset_batch))
@@ -141,14 +145,15 @@ class Replay:
         """Returns how much of the data the most recently used iterator has read.
 
         Args:
-            before_last: whether to count the iterator's last batch as not yet returned.
+            before_last: whether to count the last batch of the iterator as not yet returned.
         """
         counts = [ctypes.c_int64() for _ in range(4)]
         self._core.tfd_replay_rows(self.number, before_last, *map(ctypes.byref, counts))
         return RowsRead(*(count.value for count in counts))
 
 
-# Autograph would need more time to convert the functions below than TensorFlow needs to trace them.
+# AutoGraph does not convert the functions below, because this would take more time than to trace
+# them.
 _as_written = tf.autograph.experimental.do_not_convert
 
 
@@ -159,17 +164,18 @@ def split_batches(
     fixed: int | None,
     replay: Replay | None = None,
 ) -> Any:
-    """Splits every batch for this worker's replicas.
+    """Splits every batch of a dataset for this worker's replicas.
 
-    Batches are prefetched before they are split, so that an iterator can follow a change of the
-    group. Usually, a share of the rows refers to the batch's memory instead of copying it.
+    Batches are prefetched before they are split. So if the group changes, the prefetched batches
+    can still be split for the new group. Usually, a share of the rows refers to the memory of the
+    batch instead of copying the rows.
 
     Args:
-        dataset: yields global batches; the first axis of every component is the rows.
+        dataset: a dataset of global batches. The first axis of every component is the rows.
         workers: the communicator with one participant per worker.
         count: the number of this worker's replicas.
         fixed: the number of all replicas; None if it may change.
-        replay: controls the batches that the dataset returns; None if they are the dataset's own.
+        replay: controls the batches that the dataset returns; None to leave them unchanged.
 
     Returns:
         A dataset with `count` elements per batch: the rows of each replica, in order.
@@ -197,7 +203,7 @@ def split_batches(
 
 
 def _of_share(spec: Any, fixed: int | None) -> Any:
-    """The spec of a share of a component."""
+    """Returns the spec of one replica's share of a component."""
     if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank:
         return spec
     return tf.TensorSpec([_static_rows(spec, fixed), *spec.shape[1:]], spec.dtype)
@@ -212,7 +218,7 @@ def _natively(
     *,
     splits: bool,
 ) -> Any:
-    """Returns a dataset of replicas' rows, or of whole batches with the replicas' numbers."""
+    """Returns a native dataset of the replicas' rows, or of whole batches with replica indices."""
     name = workers.lasting_name
     if replay is not None:
         replay.is_used, replay.has_whole = True, splits
@@ -230,7 +236,7 @@ def _natively(
 
 
 def _for_each_replica(batches: Any, count: int) -> Any:
-    """Repeats each batch for each of this worker's replicas, with the replica's number."""
+    """Repeats each batch for each of this worker's replicas, with the index of the replica."""
 
     def repeat(*batch: Any) -> Any:
         element = as_element(batches.element_spec, batch)
@@ -240,10 +246,10 @@ def _for_each_replica(batches: Any, count: int) -> Any:
 
 
 def _in_functions(batches: Any, workers: Communicator, count: int, fixed: int | None) -> Any:
-    """Splits batches that are paired with a replica's number; components may have any type.
+    """Splits batches that are paired with a replica's index, in a function of the dataset.
 
-    TensorFlow may run the function before its result is needed, unless it reads a place that may
-    change.
+    Unlike in the native dataset, components may have any type. TensorFlow may run the function
+    before its result is needed. It does not if the function reads a rank that may change.
     """
 
     def cut(batch: Any, own: tf.Tensor) -> Any:
@@ -268,12 +274,13 @@ def take_share(
 
     Args:
         batch: the batch.
-        replica: the replica's number.
+        replica: the index of the replica.
         replicas: the number of replicas.
         fixed: the number of replicas; None if it may change.
         own_memory: whether to copy the rows. The memory of a dataset's batch may belong to an array
             from a Python generator. TensorFlow knows this for the batch, but not for a slice of the
-            batch, so the next operation would overwrite the array with its result.
+            batch. Without a copy, the next operation could therefore overwrite the array with its
+            result.
     """
 
     def take(component: Any) -> Any:
@@ -299,11 +306,12 @@ def take_share(
 
 
 class WithRows(NamedTuple):
-    """A batch with its number of rows, which each replica keeps with its share.
+    """A global batch, or a replica's share of it, together with the global batch's number of rows.
 
     Attributes:
         batch: the batch, or a replica's share of it.
-        told: the number of rows as encoded by `told_rows`, once for each replica that has a share.
+        told: the number of rows, encoded by `told_rows`. A global batch contains one copy for each
+            replica, so that each share contains one.
     """
 
     batch: Any
@@ -311,27 +319,27 @@ class WithRows(NamedTuple):
 
 
 def with_rows(batch: Any, replicas: int) -> WithRows:
-    """Returns a batch with its number of rows, for the shares of `replicas` replicas."""
+    """Combines a batch with its number of rows, before it is split among `replicas` replicas."""
     return WithRows(batch, tf.tile(told_rows(_rows_of(batch)), [replicas]))
 
 
 def without_rows(batch: Any) -> tuple[Any, Any]:
-    """Returns a batch, or its spec, and the encoding of its number of rows, if it has one."""
+    """Separates a batch, or its spec, from the encoded number of rows, which is None by default."""
     return batch if isinstance(batch, WithRows) else (batch, None)
 
 
 def told_rows(rows: Any) -> tf.Tensor:
     """Encodes a number below 2**30 as two halves, each followed by its square; int32.
 
-    Only if the numbers of n workers are equal, n times the sum of their squares is the square of
-    their sum.
+    The numbers of n workers are equal only if n times the sum of their squares is the square of
+    their sum. So sums over the workers show whether the numbers are equal.
     """
     halves = tf.stack([rows % 2**15, rows // 2**15])
     return tf.reshape(tf.stack([halves, halves * halves], axis=1), [-1])
 
 
 def _rows_of(batch: Any) -> Any:
-    """The number of rows of the first component with rows; 0 if there is none."""
+    """Returns the number of rows of the first component that has rows; 0 if there is none."""
     for component in tf.nest.flatten(batch):
         if isinstance(component, tf.RaggedTensor):
             return tf.cast(component.nrows(), tf.int32)
@@ -343,11 +351,12 @@ def _rows_of(batch: Any) -> Any:
 
 
 def as_element(spec: Any, parts: tuple[Any, ...]) -> Any:
-    """Returns an element of a dataset, given the arguments of a function called by the dataset.
+    """Returns an element of a dataset, given the arguments that a function in `map` receives.
 
     Args:
-        spec: the spec of an element. A dataset unpacks a plain tuple, but not a named one.
-        parts: the arguments.
+        spec: the spec of an element. A dataset passes the parts of a plain tuple as separate
+            arguments, but it passes a named tuple as one argument.
+        parts: the arguments of the function.
     """
     return parts if type(spec) is tuple else parts[0]
 
@@ -356,12 +365,14 @@ class BatchForm(NamedTuple):
     """The known properties of a global batch while its step is traced.
 
     Attributes:
-        rows: its number of rows; None if unknown.
-        whole: the numbers of the flat components with a different row count than the batch, such as
-            the edges of a graph with a batch of nodes. Each replica uses all of their rows.
-        shared: whether all workers have read the batch, and each replica takes its share of it.
-        given: whether the batch was passed to a call such as `train_on_batch`. If so, the workers
-            compare it only in its step.
+        rows: the number of rows of the batch; None if unknown.
+        whole: the indices of the flat components that have another row count than the batch, such
+            as the edges of a graph in a batch of nodes. Each replica uses all rows of these
+            components.
+        shared: whether all workers have read the whole batch, so that each replica takes its share
+            of it.
+        given: whether the batch was passed to a call such as `train_on_batch`. The workers compare
+            such a batch only in the step that uses it.
     """
 
     rows: int | None = None
@@ -371,10 +382,12 @@ class BatchForm(NamedTuple):
 
 
 def components_apart(sizes: Mapping[int, tuple[int, int]]) -> tuple[int, ...]:
-    """Returns the components with a row count other than the one that covers the most bytes.
+    """Returns the indices of the components with another row count than the main row count.
+
+    The main row count of a batch covers the most bytes of the batch.
 
     Args:
-        sizes: the numbers of rows and bytes of dense components, by component number.
+        sizes: the numbers of rows and bytes of the dense components, keyed by component indices.
 
     Example:
         >>> components_apart({0: (10, 160), 1: (26, 208), 2: (10, 40)})
@@ -388,7 +401,9 @@ def components_apart(sizes: Mapping[int, tuple[int, int]]) -> tuple[int, ...]:
 
 
 def share_of_rows(rows: Any, replica: Any, replicas: Any) -> tuple[Any, Any]:
-    """The half-open range of rows of a replica; the first replicas take the excess.
+    """Returns a replica's first row, and the row after its last row.
+
+    If the rows do not divide evenly, the first replicas have one row more.
 
     Example:
         >>> [share_of_rows(5, r, 3) for r in range(3)]
@@ -405,10 +420,11 @@ def share_of_rows(rows: Any, replica: Any, replicas: Any) -> tuple[Any, Any]:
 
 
 def fixed_rows(rows: int | None, replicas: int) -> int | None:
-    """The static number of rows per replica; None if the number must not be static in a trace.
+    """Returns the static number of rows per replica; None if it must not be static in a trace.
 
-    A model may see only sizes that could also occur in a single process and that are the same on
-    all replicas. One row per replica is not static, because much code treats it as a special case.
+    In a trace, a model can see static sizes. So they must be sizes that could also occur in a
+    single process, and they must be the same on all replicas. One row per replica is never static,
+    because much code treats a single row as a special case.
     """
     if rows is None or rows % replicas or rows < 2 * replicas:
         return None
@@ -416,7 +432,7 @@ def fixed_rows(rows: int | None, replicas: int) -> int | None:
 
 
 def with_any_rows(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns the tensor with an unknown number of rows while a function is traced."""
+    """Hides the static number of rows of a tensor while a function is traced."""
     if not tf.is_symbolic_tensor(tensor) or not tensor.shape.rank or tensor.shape[0] is None:
         return tensor
     shape = [None, *tensor.shape[1:]]
@@ -424,7 +440,7 @@ def with_any_rows(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _static_rows(component: Any, fixed: int | None) -> int | None:
-    """The number of rows of a share, if the model may know it."""
+    """Returns the static number of rows of a share; None if it must not be static."""
     return None if fixed is None else fixed_rows(component.shape[0], fixed)
 
 

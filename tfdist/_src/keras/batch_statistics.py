@@ -1,7 +1,9 @@
-"""Computes the statistics for `BatchNormalization` in a program for the whole batch.
+"""Computes the means and variances of `BatchNormalization` layers over the global batch.
 
-By default, the statistics cover the whole batch: the replicas combine the statistics of their rows
-with one gather per layer. With `batch_statistics="replica"`, they cover each replica's rows only.
+By default, the statistics cover the rows of all replicas. Usually, each replica computes the
+statistics of its own rows, and one gather per layer combines the statistics of all replicas. With
+`batch_statistics="replica"`, each replica normalizes its rows with the statistics of these rows
+only.
 """
 
 import functools
@@ -74,7 +76,7 @@ def _gathered(keras_moments: Any) -> Any:
 
 
 def _traced_step() -> GlobalStep | None:
-    """The step with a program that is being traced for the whole batch, if any."""
+    """Returns the step that is being traced for the global batch; None outside of such a trace."""
     step = current_step()
     if not isinstance(step, GlobalStep) or tf.executing_eagerly() or in_symbolic_scope():
         return None
@@ -82,16 +84,16 @@ def _traced_step() -> GlobalStep | None:
 
 
 def moments_of_all_rows(x: tf.Tensor, axis: int, rows: int | None) -> tuple[tf.Tensor, tf.Tensor]:
-    """The means and variances of a batch for each element of an axis.
+    """Computes the means and variances of a global batch for each index along an axis.
 
-    Each replica computes the moments of its rows. The moments are gathered and combined as in Chan,
-    Golub and LeVeque, Updating Formulae and a Pairwise Algorithm for Computing Sample Variances
-    (1979).
+    Each replica computes the moments of its own rows. The replicas then gather all moments and
+    combine them with the formulas of Chan, Golub and LeVeque, Updating Formulae and a Pairwise
+    Algorithm for Computing Sample Variances (1979).
 
     Args:
-        x: a tensor of the program for the whole batch.
-        axis: the axis to keep.
-        rows: the number of rows of the whole batch, if the program knows it.
+        x: a tensor of the program that is being traced for the global batch.
+        axis: the axis to keep, such as the channels. The moments are computed over all other axes.
+        rows: the number of rows of the global batch; None if it is unknown during the trace.
     """
     axis %= x.shape.rank
     others = [a for a in range(x.shape.rank) if a != axis]
@@ -106,8 +108,10 @@ def moments_of_all_rows(x: tf.Tensor, axis: int, rows: int | None) -> tuple[tf.T
     weights = counts / tf.reduce_sum(counts)
     mean = tf.reduce_sum(weights * means, axis=0)
     variance = tf.reduce_sum(weights * (variances + tf.square(means - mean)), axis=0)
-    # The registered gradient flows to x alone. In a graph copied by `tf.vectorized_map`, TensorFlow
-    # uses its own gradients, which flow through all operations above and cover the whole batch.
+    # The gradient that is registered for `TfdistMoments` flows directly to `x` and bypasses the
+    # operations above. In a graph that `tf.vectorized_map` has copied, TensorFlow does not use the
+    # registered gradient. It differentiates the operations above instead, which also gives the
+    # gradient for the global batch.
     with marking_operations(_AXIS, [axis]):
         mean, variance, _ = identities([mean, variance, x], "TfdistMoments")
     return mean, variance
@@ -121,10 +125,11 @@ def _gradient_of_moments(
     (axis,) = op.get_attr(_AXIS)
     shape = [-1 if a == axis else 1 for a in range(x.shape.rank)]
     count = tf.cast(tf.size(x, tf.int64) // mean.shape[0], x.dtype)
-    # Marking `of_mean` here makes the workers communicate it together with the inputs of the
-    # variance's gradient.
+    # `of_mean` is the gradient with respect to the mean. It is marked here as equal on all workers,
+    # so that the workers communicate it together with the inputs of the variance's gradient.
     (of_mean,) = equal_everywhere([of_mean])
     of_mean, of_square = of_mean / count, 2 * of_variance / count
-    # For second-order gradients: as in `tf.nn.moments`, the variance is a function of x alone.
+    # As in `tf.nn.moments`, the variance must depend only on `x` and not on the mean. This matters
+    # for second-order gradients, so the gradient stops at `mean`.
     distance = x - tf.reshape(tf.stop_gradient(mean), shape)
     return [None, None, tf.reshape(of_mean, shape) + tf.reshape(of_square, shape) * distance]

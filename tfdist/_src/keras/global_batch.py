@@ -27,7 +27,8 @@ def total(parts: Any) -> Any:
 def mean(values: Any) -> Any:
     """Computes means over the replicas, for example of a loss that is logged.
 
-    All replicas have the same weight, since their numbers of rows are unknown.
+    The mean gives all replicas the same weight, because this function does not know their numbers
+    of rows.
 
     Args:
         values: a nest of tensors, each a mean over the replica's rows. `tf.IndexedSlices` become
@@ -74,7 +75,8 @@ def _map(function: Callable[[tf.Tensor], tf.Tensor], parts: Any) -> Any:
 
 @tf.custom_gradient  # type: ignore[untyped-decorator]
 def _total(part: tf.Tensor) -> Any:
-    # TensorFlow never releases this function, so it must not hold the strategy.
+    # TensorFlow never releases this function, so the function must not hold a reference to the
+    # strategy.
     return _sum(part), _sum
 
 
@@ -94,7 +96,7 @@ def _rows(part: tf.Tensor) -> Any:
     counts = extended.gather_over_replicas(own)
 
     def gradient(of_all: tf.Tensor) -> tf.Tensor:
-        # Sums the gradients of all replicas, since each of them may use these rows.
+        # Every replica may use this replica's rows, so the gradients of all replicas are summed.
         return extended.scatter_over_replicas(of_all, counts)[: own[0]]
 
     return extended.gather_over_replicas(part), gradient

@@ -1,7 +1,8 @@
 """Backports of newer Keras behavior to the oldest supported version.
 
-Before Keras 3.10, metric variables did not synchronize on read, so every update of a metric would
-sum its full state over the replicas. Also, `fit` did not recognize all datasets of `tf.distribute`.
+Before Keras 3.10, metric variables were not created with `ON_READ` synchronization, so every update
+of a metric would sum the metric's full state over the replicas. Also, `fit` did not recognize all
+datasets of `tf.distribute`.
 """
 
 import functools

@@ -1,8 +1,9 @@
-"""Wraps functions of Keras and TensorFlow, once per layer, and installs all hooks.
+"""Wraps functions of Keras and TensorFlow, and installs all hooks of this package.
 
-The targets and their parameters are listed in `internals/contract.py`. Several modules may wrap the
-same function, in the order of `LAYERS`. Each wrapper is marked with its layer, so that no layer is
-applied twice, even by another thread or when a module is reloaded.
+`internals/contract.py` lists the functions to wrap (the targets) and their parameters. Several
+modules may wrap the same function. Each of these modules is a layer, and `LAYERS` defines their
+order. Each wrapper is marked with its layer, so that no layer is applied twice, even by another
+thread or when a module is reloaded.
 """
 
 import functools
@@ -36,17 +37,18 @@ def patch(name: str, wrap: Callable[[Any], Any]) -> None:
     """Replaces a function with a wrapper around it.
 
     Args:
-        name: the name of a target in the contract.
-        wrap: maps the current function to its replacement. The module of `wrap` is the layer.
+        name: the name of the function in `TARGETS`.
+        wrap: maps the current function to its replacement. The module that defines `wrap` is the
+            layer.
 
     Raises:
-        RuntimeError: an outer layer is installed already.
+        RuntimeError: a layer that must be outside of this one is already installed.
     """
     patch_target(TARGETS[name], wrap)
 
 
 def patch_target(target: Target, wrap: Callable[[Any], Any]) -> None:
-    """Like `patch`, for any target."""
+    """Replaces any function with a wrapper around it, like `patch`."""
     layer = wrap.__module__.removeprefix("tfdist._src.keras.")
     current = _without_stale(target.function)
     installed = layers_of(current)
@@ -60,7 +62,7 @@ def patch_target(target: Target, wrap: Callable[[Any], Any]) -> None:
 
 
 def layers_of(function: Any) -> list[str]:
-    """The layers that wrap a function, innermost first."""
+    """Returns the layers that wrap a function, the innermost layer first."""
     marks = [vars(part)[_MARK] for part in _chain(function) if _MARK in vars(part)]
     return list(dict.fromkeys(reversed(marks)))
 
@@ -72,7 +74,7 @@ def _chain(function: Any) -> Iterator[Any]:
 
 
 def _without_stale(function: Any) -> Any:
-    """The function without the wrappers of modules that have since been reloaded."""
+    """Returns the function without the wrappers of modules that have been reloaded since."""
     parts = list(_chain(function))
     marked = [i for i, part in enumerate(parts) if _MARK in vars(part)]
     if all(_is_live(parts[i]) for i in marked):
@@ -83,7 +85,7 @@ def _without_stale(function: Any) -> Any:
 def _is_live(function: Any) -> bool:
     namespace = getattr(function, "__globals__", None)
     if namespace is None:
-        return True  # Another package's wrapper around one of tfdist's wrappers.
+        return True  # Another package has wrapped one of tfdist's wrappers.
     module = sys.modules.get(namespace["__name__"])
     return module is not None and vars(module) is namespace
 
@@ -96,7 +98,8 @@ def install() -> None:
     """Makes Keras train correctly under tfdist strategies, and leaves it otherwise unchanged.
 
     Raises:
-        UnsupportedError: this version of Keras or TensorFlow is unknown; nothing is replaced.
+        UnsupportedError: this version of Keras or TensorFlow is not supported. No function has been
+            replaced.
     """
     global _installed
     with _lock:

@@ -1,4 +1,8 @@
-"""A training step that is either committed on this worker or undone."""
+"""Runs a training step so that this worker either commits it or undoes it.
+
+If a step fails, for example because another worker has died, the variables that the step has
+written get back their earlier values.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ from tfdist.errors import UnsupportedError
 
 
 def applies(strategy: tf.distribute.Strategy) -> bool:
-    """Whether steps under a strategy can fail because of other workers."""
+    """Whether a step under this strategy can fail because another worker fails."""
     extended = extended_of(strategy)
     if extended.in_stages:
         return bool(extended.process_count > 1)
@@ -29,15 +33,21 @@ def applies(strategy: tf.distribute.Strategy) -> bool:
 
 
 class AtomicStep:
-    """Runs a model's step, eagerly or in a graph, between its begin and its commit.
+    """Runs the steps of a model as transactions, eagerly or in a graph.
+
+    Values that must be restored after a failure are kept before each step runs. They are discarded
+    when the step is committed.
 
     Args:
         model: the model.
-        compile_step: makes the compiled step, which defers its update if given a trial.
-        scratch: returns variables that the next step does not need.
-        confirm: communicates among all workers, after this one has made all writes of the step. If
-            the step then fails here but is committed on another worker, it can be redone here.
-            None if no step needs to be redone.
+        compile_step: returns the compiled step. If it is called with a `DeferralTrial`, the step
+            defers its optimizer update to the end.
+        scratch: returns the variables that hold valid values only during a step. Their values are
+            not kept.
+        confirm: communicates among all workers, after this worker has made all writes of the step.
+            If this communication fails here but succeeds on another worker, the other worker
+            commits the step, and this worker can redo its writes. None if this worker never needs
+            to redo a step.
     """
 
     def __init__(
@@ -51,8 +61,8 @@ class AtomicStep:
         self._extended = extended_of(model.distribute_strategy)
         self._compile = compile_step
         self._scratch, self._confirm = scratch, confirm
-        # With several devices, updates are not deferred: a device's update would not wait for the
-        # communication of the other devices.
+        # With several devices per worker, updates are not deferred, because the update on one
+        # device would not wait for the communication of the other devices.
         self._trial = DeferralTrial() if len(self._extended.worker_devices) == 1 else None
         self._step = compile_step(self._trial)
         self._writes: weakref.WeakKeyDictionary[Any, GraphWrites] = weakref.WeakKeyDictionary()
@@ -62,12 +72,12 @@ class AtomicStep:
         return run(*arguments)
 
     def trace_and_check_deferral(self, *arguments: Any) -> bool:
-        """Traces the step for these arguments; returns whether its update is deferred."""
+        """Traces the step for these arguments, and returns whether the step defers its update."""
         self._trace(*arguments)
         return self._trial is not None
 
     def update_in_place(self) -> None:
-        """Stops deferring the update, from the next trace on."""
+        """Makes later traces apply the update where Keras does, not at the end of the step."""
         if self._trial is not None:
             self._trial = None
             self._step = self._compile(None)
@@ -80,7 +90,8 @@ class AtomicStep:
         try:
             results = self._step(*arguments)
         except BaseException:
-            # If this step has built a layer, the layer's initial values are unknown.
+            # If the failed step has created variables, for example by building a layer, their
+            # initial values are unknown, so the step cannot be undone completely.
             new = {id(variable) for variable in self._extended.variables} - known
             self._extended.progress.torn |= bool(new)
             raise
@@ -90,7 +101,7 @@ class AtomicStep:
     def _in_graph(self, *arguments: Any) -> Any:
         trace = self._trace(*arguments)
         begins = tokens.begins(complete=trace.complete)
-        # In eager mode, operations run in order anyway.
+        # In eager mode, operations run in program order, so control dependencies are not needed.
         eager = tf.executing_eagerly()
         with tf.control_dependencies([] if eager else [begins]):
             keep = tokens.keep(trace.kept)
@@ -107,7 +118,8 @@ class AtomicStep:
             commits = tokens.commits()
         if eager:
             return results
-        # The next step of a loop depends on all results, so it waits for the commit.
+        # If steps run in a `tf.while_loop`, the next step needs all results of this step. One of
+        # the results depends on the commit, so the next step waits for the commit.
         with tf.control_dependencies([commits]):
             flat[-1] = tf.identity(flat[-1])
         return tf.nest.pack_sequence_as(results, flat, expand_composites=True)
@@ -151,7 +163,7 @@ class AtomicStep:
         return _Trace(step, kept, complete=not writes.gated)
 
     def _all_variables(self) -> list[Any]:
-        """The copies of all variables that an eager step may write."""
+        """Returns this worker's copies of all variables that an eager step may write."""
         optimizer = self._model.optimizer
         if self._model.built and not getattr(optimizer, "built", True):
             optimizer.build(self._model.trainable_variables)
@@ -172,9 +184,10 @@ class _Trace:
     """A traced step.
 
     Attributes:
-        run: runs the step on a batch.
-        kept: the resources of the variables that must be restored if the step fails.
-        complete: whether the step writes no other variables.
+        run: runs the step, given its arguments.
+        kept: the resource handles of the variables that must be restored if the step fails.
+        complete: whether `kept` contains all variables that the step writes. If not, the step
+            writes the remaining variables after its commit point, so they need not be restored.
     """
 
     run: Callable[..., Any]
@@ -183,7 +196,7 @@ class _Trace:
 
 
 def _resources(concrete: Any) -> dict[str, tf.Tensor]:
-    """The resources that a function captures, keyed by the names of their placeholders."""
+    """Returns the resource handles that a function captures, by the names of their placeholders."""
     captures = concrete.graph.captures
     return {inside.op.name: out for out, inside in captures if out.dtype == tf.resource}
 
@@ -191,5 +204,5 @@ def _resources(concrete: Any) -> dict[str, tf.Tensor]:
 def _writes_of(concrete: Any) -> GraphWrites:
     try:
         return find_writes(concrete.graph.as_graph_def())
-    except ValueError:  # The graph is too large for a message.
+    except ValueError:  # The graph is too large for a protobuf message.
         return GraphWrites(frozenset(_resources(concrete)), gated=False)

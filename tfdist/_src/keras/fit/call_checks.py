@@ -1,7 +1,7 @@
 """Checks calls of `fit`, `evaluate`, `predict` and `compile` before they start.
 
-Differences between the workers and unsupported models are reported immediately and by name, instead
-of by a collective that fails or hangs.
+The checks raise specific errors for unsupported models, and for calls that differ between the
+workers. Without the checks, a later collective would fail or hang.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ class _Failure:
 
     Attributes:
         error: the exception that the build raised.
-        led_to: the later error that names `error` as its cause, if any.
+        led_to: the later error that was raised with `error` as its cause, if any.
     """
 
     error: Exception
@@ -61,7 +61,7 @@ def forget_failure(model: Any) -> None:
 
 @contextlib.contextmanager
 def naming_cause(model: Any) -> Iterator[None]:
-    """Within this context, errors name the failed build of the model, if any, as their cause."""
+    """Gives errors raised in this context the failed build of the model as their cause, if any."""
     try:
         yield
     except Exception as error:
@@ -74,7 +74,7 @@ def naming_cause(model: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def keeping_cause(model: Any) -> Iterator[None]:
-    """Within this context, an error keeps the cause that `naming_cause` gave it.
+    """Preserves, in this context, the cause that `naming_cause` has given to an error.
 
     Keras drops the causes of errors when it removes its own functions from their tracebacks.
     """
@@ -88,7 +88,7 @@ def keeping_cause(model: Any) -> Iterator[None]:
 
 
 def _behind(cause: BaseException | None, first: Exception) -> BaseException:
-    """An error's cause, with `first` added at the end of its chain of causes."""
+    """Returns `cause`, with `first` added at the end of its chain of causes."""
     if cause is None or cause is first:
         return first
     last = cause
@@ -104,9 +104,10 @@ def _text(error: BaseException) -> tuple[type, str]:
 
 @contextlib.contextmanager
 def warning_if_done() -> Iterator[None]:
-    """Holds this thread's warnings back, and shows them at the end unless an error is raised.
+    """Holds this thread's warnings back, and shows them at the end if no error was raised.
 
-    After an error they count as never shown, so a retry issues them again.
+    After an error, the warnings are dropped and count as never shown. If the code is run again, it
+    can therefore issue them again.
     """
     show, thread = warnings.showwarning, threading.get_ident()
     held: list[tuple[Any, ...]] = []
@@ -146,12 +147,12 @@ _IDENTICAL = (
     "validation_steps",
     "validation_batch_size",
 )
-# Arguments that either all workers or none must pass.
+# Arguments that all workers or no workers must pass.
 _PRESENT = ("sample_weight", "validation_data")
 
 
 def install() -> None:
-    """Wraps Keras's calls for models under a tfdist strategy."""
+    """Wraps `fit`, `evaluate`, `predict`, `train_on_batch` and `compile` of Keras models."""
     patch("TensorFlowTrainer.fit", lambda fit: _checked(fit, trains=True))
     patch("TensorFlowTrainer.train_on_batch", _requiring_scope)
     patch("TensorFlowTrainer.evaluate", _checked)
@@ -163,15 +164,16 @@ def install() -> None:
             return predict(self, *args, **kwargs)
 
     patch("TensorFlowTrainer.predict", lambda _: _checked(predict_in_order))
-    # Patched in the base class, which Keras uses to detect whether a model overrides `compile`.
+    # `compile` is patched in the base class, because Keras compares a model's `compile` with the
+    # method of the base class to detect whether the model overrides it.
     patch("Trainer.compile", _in_scope)
 
 
 def only_tfdist_reads_batches() -> bool:
-    """Whether only tfdist's functions read the batches of the running call.
+    """Whether only functions of tfdist read the batches of the running Keras call.
 
-    A model's own `make_train_function` cannot read batches that tfdist has combined with their
-    number of rows.
+    If so, tfdist may combine each batch with its number of rows (`WithRows`). A model's own
+    `make_train_function` could not read such a batch.
     """
     model = current_context().model
     made = ("make_train_function", "make_test_function", "make_predict_function")
@@ -181,7 +183,7 @@ def only_tfdist_reads_batches() -> bool:
 
 
 def _in_call(model: Any, *, trains: bool, loops: bool) -> contextlib.AbstractContextManager[None]:
-    """The context of a new call.
+    """Returns a context manager in which a new call of a Keras method runs.
 
     Args:
         model: the model of the call.
@@ -237,11 +239,13 @@ def _requiring_scope(train: Callable[..., Any]) -> Callable[..., Any]:
 def _refuse_outside(model: Any, call: str) -> None:
     """Rejects training a model without a strategy in a job of several workers.
 
-    A worker may use a model independently of the others: it may evaluate one that it created
-    outside the scope, and train one that it created under a separate strategy.
+    A worker may still use a separate model independently of the other workers. It may evaluate a
+    model that it has created outside of the scope, and it may train a model that it has created
+    under a single-process strategy.
 
     Raises:
-        ValueError: the model has no strategy.
+        ValueError: this process belongs to a job, and the model was created outside of a strategy's
+            scope.
     """
     group = joined_group()
     if group is None or made_under(model) is not None:
@@ -256,14 +260,14 @@ def _refuse_outside(model: Any, call: str) -> None:
 
 
 def refuse_in_one_piece(model: Any, call: str) -> None:
-    """Rejects a call for a model that is not split into stages under a pipeline strategy.
+    """Rejects models without stages under a strategy with several workers per pipeline.
 
     Args:
         model: the model.
         call: the name of the call.
 
     Raises:
-        UnsupportedError: each worker would train the whole model.
+        UnsupportedError: the model is not a `PipelineModel`, so each worker would train all of it.
     """
     strategy = made_under(model)
     extended = extended_if_ours(strategy)
@@ -298,7 +302,8 @@ def _checked(call: Callable[..., Any], *, trains: bool = False) -> Callable[...,
                 group.agree("call", f"{call.__name__} {compared or ''}".strip())
                 share_randomness(group)
             _refuse_keras_distribution()
-            # Only the chief shows a progress bar: one is enough, and it clutters log files.
+            # Only the chief shows a progress bar, because the bars of the other workers would only
+            # clutter their log files.
             if not group.topology.is_chief and given.get("verbose", "auto") == "auto":
                 given["verbose"] = 0
             with _in_call(self, trains=trains, loops=True), keeping_cause(self):
@@ -312,7 +317,8 @@ def _refuse_weights_of_classes(given: dict[str, Any]) -> None:
     """Rejects `class_weight` for data that is already distributed.
 
     Raises:
-        ValueError: Keras could not assign weights to its rows.
+        ValueError: `class_weight` is given for a distributed dataset, and Keras cannot assign
+            weights to the rows of such a dataset.
     """
     if given.get("class_weight") is None:
         return
@@ -325,19 +331,20 @@ def _refuse_weights_of_classes(given: dict[str, Any]) -> None:
 
 
 def _is_entered_again() -> bool:
-    """Whether the same call of `fit` is being entered again, on another group of workers."""
+    """Whether this call of `fit` is being entered again after the group of workers has changed."""
     data = current_data()
     return data is not None and data.reentry is not None and data.reentry.goes_on
 
 
 def compared_arguments(given: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call that must be identical on all workers."""
+    """Returns the arguments of a call that must be the same on all workers."""
     compared = {name: given[name] for name in _IDENTICAL if given.get(name) is not None}
-    with contextlib.suppress(AttributeError, TypeError, ValueError):  # Keras raises the error.
+    with contextlib.suppress(AttributeError, TypeError, ValueError):  # Keras rejects such values.
         weights = {int(c): float(w) for c, w in compared.get("class_weight", {}).items()}
         compared |= {"class_weight": dict(sorted(weights.items()))} if weights else {}
     compared |= {name: "given" for name in _PRESENT if given.get(name) is not None}
-    # These callbacks declare that replicas would drift apart if their arguments differed.
+    # A callback sets `same_on_all_workers` if the replicas would drift apart when its arguments
+    # differ between workers.
     callbacks = given.get("callbacks")
     flat = keras.tree.flatten(getattr(callbacks, "callbacks", callbacks))
     described = [repr(c) for c in flat if protocol_of(c).same_on_all_workers]

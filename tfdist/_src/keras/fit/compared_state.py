@@ -1,15 +1,17 @@
 """Compares the state that must be equal on all workers, before and during training.
 
-Synchronous steps keep this state equal, but code between the steps, such as a callback, may assign
-it on one worker only. So each step exchanges a number computed from the assigned values, and
-sometimes from samples of all weights. Only if these numbers differ do the workers compare all of
-the state.
+Synchronous steps keep this state equal, but code that runs between the steps, such as a callback,
+may assign a variable on one worker only. So in each step, the workers exchange a checksum of the
+variables that were assigned since the last step. From time to time, the checksum also covers
+samples of all weights. The workers compare the complete state only if the checksums differ.
 
-The strategy does not see assignments to variables outside its scope, but the graph of a step shows
-which variables it captures. Samples of their values are compared from time to time.
+The strategy is not notified when a variable outside of its scope is assigned. However, the graph of
+a step shows which of these variables the step captures. From time to time, the workers compare
+samples of their values as well.
 
-Workers without a shared disk, or with separate working folders, find different files than the
-chief, so their state may differ when training begins.
+Workers without a shared disk, or with separate working directories, may find other files than the
+chief. A callback that reads such files may restore a different state on each worker, so the state
+is also compared when training begins.
 """
 
 import hashlib
@@ -48,10 +50,10 @@ from tfdist.errors import ProgramMismatchError, ReplicaMismatchError, Unsupporte
 
 
 class OuterVariable:
-    """A variable captured by a step, identified by its resource.
+    """A variable outside of the strategy that a step captures, identified by its resource handle.
 
     Args:
-        resource: the variable's resource, which the step keeps alive.
+        resource: the variable's resource handle. The step keeps it alive, but this object does not.
         path: the variable's name.
         spec: the type and shape of the variable's value.
     """
@@ -65,7 +67,7 @@ class OuterVariable:
 
     @property
     def exists(self) -> bool:
-        """Whether any step still captures the variable."""
+        """Whether there still is a step that captures the variable."""
         return self._resource() is not None
 
     @property
@@ -82,7 +84,7 @@ class OuterVariable:
 
 
 class OuterState:
-    """The variables that a model's steps read and its strategy does not hold.
+    """The variables that a model's steps read, but that do not belong to the model's strategy.
 
     Attributes:
         traces: the number of steps traced so far.
@@ -93,12 +95,12 @@ class OuterState:
         self.traces = 0
 
     def note(self, graph: Any, outputs: Sequence[Any], own: set[int]) -> None:
-        """Adds the variables of a traced step.
+        """Adds the variables that a newly traced step captures.
 
         Args:
             graph: the graph of the step.
-            outputs: the graph's results.
-            own: the identities of the resources held by the strategy.
+            outputs: the results of the graph.
+            own: the `id`s of the resource handles that belong to the strategy.
         """
         self.traces += 1
         names = {id(v.handle): v.name for v in variables_read(graph)}
@@ -112,7 +114,11 @@ class OuterState:
             self._found[id(resource)] = OuterVariable(resource, name, spec)
 
     def variables(self) -> dict[str, OuterVariable]:
-        """The variables that have values, by names that match if the workers' variables match."""
+        """Returns the variables that have a value, keyed by names.
+
+        Each name contains a checksum of the paths and types of all these variables. So the names on
+        two workers match only if all these variables match.
+        """
         self._found = {key: one for key, one in self._found.items() if one.exists}
         readable = [one for one in self._found.values() if _is_readable(one)]
         alike = zlib.crc32(repr(readable).encode())
@@ -120,7 +126,7 @@ class OuterState:
 
 
 def outer_state_of(model: keras.Model) -> OuterState:
-    """Returns the state outside the strategy that a model's steps read."""
+    """Returns the record of the variables outside of the strategy that a model's steps read."""
     return _known.setdefault(model, OuterState())
 
 
@@ -137,11 +143,12 @@ def _is_readable(variable: OuterVariable) -> bool:
 def _counts(resource: tf.Tensor, results: set[int]) -> bool:
     """Whether a variable's value affects the step's results or other state.
 
-    A counter that is only printed, or a metric that only one worker reads, may differ.
+    If not, the value may differ between workers. For example, the variable may be a counter that is
+    only printed, or a metric that only one worker reads.
 
     Args:
-        resource: the graph's placeholder for the variable.
-        results: the identities of the graph's results.
+        resource: the placeholder of the variable's resource handle in the graph.
+        results: the `id`s of the graph's results.
     """
     pending = list(resource.consumers())
     seen: set[Any] = set()
@@ -159,24 +166,26 @@ def _counts(resource: tf.Tensor, results: set[int]) -> bool:
 
 
 def _is_other(tensor: tf.Tensor, resource: tf.Tensor, op: Any) -> bool:
-    """Whether an operand of an operation is other state, which the operation may write."""
+    """Whether an input of an operation is the resource handle of other state that it may write."""
     if tensor.dtype != tf.resource or tensor is resource:
         return False
-    # The operand of a function or conditional may be a mere summary writer.
+    # The input of a function call or a conditional counts only if it is a variable, because it may
+    # also be a summary writer.
     return not called_by(op.node_def) or spec_of_resource(tensor) is not None
 
 
-# The number of steps between comparisons of samples of all weights.
+# The workers compare samples of all weights once in this number of steps.
 _STEPS = 256
-# The approximate number of elements sampled per variable, and per variable that was assigned.
+# The approximate number of elements in the sample of a weight, and in the sample of a variable that
+# was assigned between steps.
 _SAMPLED, _ASSIGNED = 32, 2**14
 
 
 class StateComparison:
-    """Computes a number for a model's state before each step, and compares the state on demand.
+    """Computes a checksum of a model's state before each step, and compares the state on demand.
 
     Args:
-        model: created under a strategy; each replica holds the whole model.
+        model: a model under a strategy that holds the whole model on each replica.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -188,20 +197,21 @@ class StateComparison:
         self._traces = self._outer_steps = 0
 
     def number(self, call: Any, steps: int, data: Any = None) -> int:
-        """Returns a 30-bit number for the state before a step, which must be equal on all workers.
+        """Returns a 30-bit checksum of the state before a step, which must be equal on all workers.
 
         Args:
-            call: identifies a call of `fit`. The number before its first step includes all weights.
-                None for other calls.
-            steps: the number of steps until the next call of this method.
-            data: identifies an epoch, or a pass of `evaluate` or `predict`. The number before its
-                first step includes the variables outside the scope. None for other calls.
+            call: identifies the running call of `fit`. Before the first step of each call, the
+                checksum also covers samples of all weights. None for other calls than `fit`.
+            steps: the number of steps that run before this method is called again.
+            data: identifies an epoch of `fit`, or a pass of `evaluate` or `predict`. Before its
+                first step, the checksum also covers the variables outside of the scope. None for a
+                call on a single batch, such as `train_on_batch`.
         """
         due = [*self._due(call, steps), *self._outer_due(steps, data)]
         return _number(self._take_assigned(), due)
 
     def _outer_due(self, steps: int, data: Any) -> list[OuterVariable]:
-        """Returns the variables outside the scope to compare before the next steps."""
+        """Returns the variables outside of the scope that the next checksum must cover."""
         due: list[OuterVariable] = []
         outer = outer_state_of(self._model)
         begins = data is not None and data is not self._data()
@@ -213,7 +223,7 @@ class StateComparison:
         return due
 
     def _take_assigned(self) -> list[Any]:
-        """Returns the variables that were assigned since the last call."""
+        """Returns the variables that were assigned since this method was last called."""
         assigned = take_assigned(self._model.distribute_strategy)
         kept = self._kept() if assigned else ()
         assigned = [v for v in assigned if id(v) not in kept]
@@ -221,7 +231,7 @@ class StateComparison:
         return assigned
 
     def _due(self, call: Any, steps: int) -> list[Any]:
-        """Returns the variables to sample and compare before the next steps."""
+        """Returns the weights and optimizer variables that the next checksum must sample."""
         due: list[Any] = []
         if call is not None and (call is not self._call or self._steps >= _STEPS):
             self._call, self._steps = call, 0
@@ -230,10 +240,10 @@ class StateComparison:
         return due
 
     def check(self) -> None:
-        """Compares the state of all workers; called by all workers.
+        """Compares the complete state of all workers. All workers must call this method.
 
         Raises:
-            ReplicaMismatchError: a variable differs.
+            ReplicaMismatchError: a variable differs between workers.
         """
         if found := self.difference():
             raise _mismatch(found)
@@ -247,9 +257,9 @@ class StateComparison:
             )
 
     def difference(self) -> str:
-        """Describes the first variable that differs between workers; "" if none does.
+        """Describes the first variable that differs between workers; "" if no variable differs.
 
-        Called by all workers.
+        All workers must call this method.
         """
         variables = self.variables()
         assigned = [n for n, v in variables.items() if id(_distributed(v)) in self._assigned]
@@ -257,7 +267,7 @@ class StateComparison:
         return different_copies(group, variables, first=assigned)
 
     def _kept(self) -> set[int]:
-        """The identities of variables that may differ between workers."""
+        """Returns the `id`s of the variables that may differ between workers."""
         kept = set()
         for optimizer in optimizers_of(self._model).values():
             own = own_state(optimizer)
@@ -266,7 +276,7 @@ class StateComparison:
         return kept | set(map(id, compressor.variables if compressor is not None else ()))
 
     def variables(self) -> dict[str, Any]:
-        """Returns the variables common to all replicas, by names that match on all workers."""
+        """Returns the variables that must be equal on all replicas, keyed by matching names."""
         found = replicated_variables(self._model)
         kept = self._kept() | {id(v.value) for v in (*found.values(), *self._model.variables)}
         for variable in extended_of(self._model.distribute_strategy).variables:
@@ -276,17 +286,17 @@ class StateComparison:
 
 
 class StageComparison(StateComparison):
-    """Compares the state of a model in stages; each worker holds some of the stages.
+    """Compares the state of a model that is split into stages on different workers.
 
-    All workers must have the same hyperparameters. Workers with the same stages must have the same
-    variables.
+    Scalar variables of optimizers, such as the learning rate, must be equal on all workers. All
+    other variables must be equal on the workers that hold the same stages.
 
     Args:
         model: a `PipelineModel`.
     """
 
     def numbers(self, call: Any, steps: int) -> tuple[int, int]:
-        """Returns numbers for the hyperparameters and for the variables of the stages.
+        """Returns a checksum of the optimizers' scalars, and a checksum of the stages' variables.
 
         Args:
             call: as for `number`.
@@ -315,13 +325,13 @@ class StageComparison(StateComparison):
             else:
                 both[1][f"{stages}: {name}"] = variable
         first = [n for n, v in both[0].items() if id(_distributed(v)) in self._assigned]
-        # On a rank that trains nothing, the optimizer counts no steps, so only assigned scalars are
-        # compared.
+        # If a worker has no weights to train, its optimizer does not count steps. So scalars are
+        # compared only if they were assigned between steps.
         found = different_copies(group, both[0], first=first, others=False)
         return found or different_copies(group, both[1])
 
     def _scalars(self) -> set[int]:
-        """The identities of the optimizers' scalar variables."""
+        """Returns the `id`s of the optimizers' scalar variables."""
         optimizers = optimizers_of(self._model).values()
         return {
             id(_distributed(v)) for one in optimizers for v in one.variables if not v.shape.rank
@@ -346,10 +356,11 @@ def _number(assigned: Sequence[Any], sampled: Sequence[Any] = ()) -> int:
 
 
 def check_programs(group: Group) -> None:
-    """Compares the programs of the steps that workers have just traced; called by all workers.
+    """Compares the steps that the workers have just traced. All workers must call this function.
 
     Raises:
-        ProgramMismatchError: the programs differ; names the first operation that differs.
+        ProgramMismatchError: the workers have traced different steps. The message names the first
+            operation that differs.
     """
     mine = {traced_for: program.values for traced_for, program in last_programs.items()}
     everyone = [json.loads(text) for text in group.exchange("programs", json.dumps(mine))]
@@ -365,21 +376,22 @@ def check_programs(group: Group) -> None:
 
 
 def _first_difference(group: Group, traced_for: str, other: int, values: list[Any]) -> str:
-    """Describes the first difference between the programs of the chief and another worker.
+    """Describes the first difference between the steps of the chief and of another worker.
 
-    Called by all workers.
+    All workers must call this function.
 
     Args:
         group: the workers.
-        traced_for: the conditions of the trace.
+        traced_for: the conditions under which both steps were traced; see `TracedProgram.note`.
         other: the other worker's rank.
-        values: the values of both programs that were compared.
+        values: the fingerprints of the chief's step and of the other worker's step.
     """
     program = last_programs.get(traced_for)
     operations = [] if program is None else program.operations
     texts = group.exchange("operations", json.dumps(operations))
     chiefs, others = (json.loads(texts[rank]) for rank in (0, other))
-    # For each of the two programs, the index of the first operation that the other one lacks.
+    # For each of the two steps, the index of the first operation that the other step does not
+    # contain.
     only = [
         next((i for i, one in enumerate(own) if one not in theirs), None)
         for own, theirs in ((chiefs, set(others)), (others, set(chiefs)))
@@ -405,17 +417,18 @@ def _first_difference(group: Group, traced_for: str, other: int, values: list[An
 def different_copies(
     group: Group, variables: dict[str, Any], *, first: Sequence[str] = (), others: bool = True
 ) -> str:
-    """Compares the copies of variables on all replicas; called by all workers.
+    """Compares the copies of variables on all replicas. All workers must call this function.
 
     Args:
         group: the workers.
-        variables: this worker's variables. On other workers, their copies have the same names.
-        first: the names of variables to compare first, since their differences may have caused the
-            differences of other variables. The names from all workers are combined.
-        others: whether to compare the other variables as well.
+        variables: this worker's variables, keyed by names. Variables with the same name on
+            different workers must be equal.
+        first: the names of the variables to compare first. If they differ, they may be the cause of
+            the differences between other variables. The names that the workers pass are combined.
+        others: whether to compare also the variables that are not in `first`.
 
     Returns:
-        A description of the first variable that differs; "" if none does.
+        A description of the first variable that differs; "" if no variable differs.
     """
     mine = {
         name: [getattr(variable, "path", None) or variable.name, *map(_seen, _copies(variable))]
@@ -477,18 +490,19 @@ def _sample(copy: Any, most: int) -> Any:
 
 
 class SynchronizedStart(Callback):
-    """Compares the state after all other callbacks have seen training begin.
+    """Compares the workers' state after all other callbacks have run `on_train_begin`.
 
-    If the callbacks have made the state differ between workers, all receive the chief's state.
+    If the callbacks have restored or assigned different states, all workers receive the chief's
+    state.
 
     Attributes:
-        first: a callback to call before all others.
+        first: a callback that must be called before all other callbacks.
     """
 
     communicates_in = ("on_train_begin",)
 
     class First(Callback):
-        """Records the state before callbacks see training begin."""
+        """Notes how many assignments there were before the other callbacks run `on_train_begin`."""
 
         assignments = 0
         awaits_admission = False
@@ -504,7 +518,7 @@ class SynchronizedStart(Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         group = group_of(self.model)
         if group is None or self.first.awaits_admission:
-            return  # A newly admitted worker receives the others' state.
+            return  # This worker receives the state of the others later.
         changed = assignments() != self.first.assignments
         epoch, updates = initial_epoch(self.model), _updates_of(self.model)
         texts = group.exchange("how training begins", json.dumps([epoch, updates, changed]))
@@ -521,7 +535,8 @@ class SynchronizedStart(Callback):
         """Makes all workers begin with the chief's state.
 
         Raises:
-            UnsupportedError: each worker holds only a part of the model.
+            UnsupportedError: each worker holds another part of the state, so the chief's state
+                cannot replace it.
         """
         extended = extended_of(self.model.distribute_strategy)
         if needs_gathering(self.model) or compressor_of(self.model) is not None:
@@ -539,7 +554,7 @@ class SynchronizedStart(Callback):
 
 
 def _updates_of(model: keras.Model) -> int:
-    """The number of updates of a model's optimizer so far."""
+    """Returns how often the model's optimizer has updated the weights."""
     optimizer = getattr(model, "optimizer", None)
     return 0 if optimizer is None else int(optimizer.iterations.numpy())
 

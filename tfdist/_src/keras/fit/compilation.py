@@ -1,12 +1,14 @@
 """XLA compilation of a model's steps, and Keras state that belongs to a strategy's scope.
 
-If a step calls a `tf.function`, the trace depends on the step's rows. TensorFlow would reuse this
-trace outside the step and in other steps, and would reuse earlier traces inside the step.
-Collectives are rejected while a function is traced for XLA, but TensorFlow would reuse a trace with
-collectives that was made elsewhere. So each step, and XLA, gets separate traces.
+If a step calls a `tf.function`, the trace of this function depends on the rows of the step. By
+default, TensorFlow would reuse this trace outside of the step and in other steps, and it would
+reuse traces from elsewhere inside the step. A function that is traced for XLA must not contain
+collectives, but TensorFlow would reuse an earlier trace of the function that contains some. So
+functions get separate traces for each step and for XLA.
 
-`clear_session` resets TensorFlow's default graph, to which the scope is attached: objects that a
-script creates afterwards would be outside the scope.
+`clear_session` resets TensorFlow's default graph, to which the scope of the strategy is attached.
+If the scope were not preserved, the objects that a script creates afterwards would be outside of
+the scope.
 """
 
 import functools
@@ -37,14 +39,14 @@ from tfdist.errors import NativeUnavailableError
 
 
 def install() -> None:
-    """Makes `tf.function`, `clear_session` and `compile` respect the strategy's scope."""
+    """Makes `tf.function`, `clear_session` and `compile` work in the scope of a tfdist strategy."""
     _install_nested_functions()
     _install_clear_session()
     _install_compilation()
 
 
 def _install_nested_functions() -> None:
-    """Makes `tf.function` key its traces by the current tfdist step and by their compiler."""
+    """Makes `tf.function` use separate traces for each tfdist step and for XLA."""
     patch("function_context.make_function_context", _with_surroundings)
 
 
@@ -61,7 +63,7 @@ def _with_surroundings(make_context: Any) -> Any:
 
 
 def _install_clear_session() -> None:
-    """Makes a reset of the default graph preserve the scope of a tfdist strategy."""
+    """Preserves the scope of a tfdist strategy when the default graph is reset."""
     patch("tf.compat.v1.reset_default_graph", _inside_the_scope)
 
 
@@ -77,12 +79,12 @@ def _inside_the_scope(reset: Any) -> Any:
     return reset_inside
 
 
-# The models for which "auto" has chosen XLA and no message has been printed yet.
+# The models for which `jit_compile="auto"` has chosen XLA, until a message has reported this.
 _chosen: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 
 
 def _install_compilation() -> None:
-    """Makes `jit_compile="auto"` work under a tfdist strategy as in a single process."""
+    """Makes `jit_compile="auto"` choose XLA under a tfdist strategy as in a single process."""
     patch("Trainer.compile", _with_auto)
 
 
@@ -92,10 +94,10 @@ def is_compiled(model: keras.Model) -> bool:
 
 
 def compilation_of(model: keras.Model) -> str | None:
-    """A description that must match on all workers if XLA compiles a model's steps; else None.
+    """Describes the hardware for which XLA compiles a model's steps; None if XLA does not compile.
 
-    XLA compiles programs for the local processor. On another kind of processor, they may round
-    differently.
+    All workers must have the same description, because programs that XLA compiles for different
+    kinds of CPUs or GPUs may round differently.
     """
     if not is_compiled(model):
         return None
@@ -111,7 +113,11 @@ def _vector_unit() -> str:
 
 
 def _gpus(strategy: Any) -> list[str]:
-    """The models of this worker's GPUs: XLA's programs depend on more than the architecture."""
+    """Returns the product names of this worker's GPUs.
+
+    The architecture of the GPUs would not be enough, because XLA's programs depend on more than the
+    architecture.
+    """
     if not _trains_on_gpus(extended_of(strategy)):
         return []
     details = map(tf.config.experimental.get_device_details, tf.config.get_visible_devices("GPU"))
@@ -119,7 +125,7 @@ def _gpus(strategy: Any) -> list[str]:
 
 
 def make_function(model: keras.Model, one_step: Callable[..., Any]) -> Callable[..., Any]:
-    """The `tf.function` of a step, or the step itself if the model runs eagerly."""
+    """Returns the `tf.function` of a step, or the step itself if the model runs eagerly."""
     if model.run_eagerly:
         return one_step
     if is_compiled(model):
@@ -129,7 +135,7 @@ def make_function(model: keras.Model, one_step: Callable[..., Any]) -> Callable[
 
 
 def _with_auto(compile_model: Callable[..., Any]) -> Callable[..., Any]:
-    """Lets "auto" choose XLA; in Keras it never does so under a strategy of `tf.distribute`."""
+    """Lets `jit_compile="auto"` choose XLA. Keras never does so under a distribution strategy."""
     signature = inspect.signature(compile_model)
 
     @functools.wraps(compile_model)

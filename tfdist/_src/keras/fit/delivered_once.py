@@ -16,23 +16,26 @@ from tfdist._src.strategy.extended import extended_of
 class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
     """Passes each training event to each callback once, regardless of how often `fit` is entered.
 
-    When the group of workers changes, `fit` is entered again, and Keras begins the training, the
-    current epoch and its validation again. The callbacks must not see these events twice. If the
-    group changed during an event, delivery continues with the callbacks that have not seen it.
-    However, callbacks that communicate in an event see it on each entry, since some workers may
-    have progressed further than others. These are callbacks that name the event in their attribute
-    `communicates_in`. Callbacks with `same_on_all_workers` and without this attribute communicate
-    at the end of an epoch or batch.
+    When the group of workers changes, `fit` is entered again. Keras then begins training, the
+    current epoch and its validation a second time, but the callbacks must not receive these events
+    twice. If the change has interrupted an event, only the callbacks that have not received this
+    event are called.
+
+    Callbacks that communicate in an event are an exception. They receive this event each time `fit`
+    is entered, because some workers may have progressed further than others. A callback names these
+    events in its attribute `communicates_in`. Without this attribute, a callback with
+    `same_on_all_workers` is assumed to communicate at the end of each epoch and batch.
 
     Args:
         callbacks: the callbacks, in order.
         model: the model in training.
-        data: the training data, which is notified of each epoch.
-        params: as for Keras's class.
+        data: the training data. It is notified when an epoch begins.
+        params: the remaining arguments of Keras's `CallbackList`.
 
     Attributes:
-        epoch: Keras's current epoch on this entry.
-        stopped: whether training was to stop when `fit` was last entered.
+        epoch: the current epoch of Keras's loop.
+        stopped: the value of `model.stop_training` when `fit` was left. It is restored when `fit`
+            is entered again, because Keras resets it.
     """
 
     def __init__(
@@ -43,12 +46,12 @@ class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """Forgets the delivered events, so that the callbacks see training begin again."""
+        """Forgets which events have been delivered, so that all events are delivered again."""
         self.epoch = 0
         self.stopped = False
         self._train_begun = False
-        self._begun = self._ended = -1  # epochs
-        self._batch = (-1, -1)  # the last batch that has begun, with its epoch
+        self._begun = self._ended = -1  # the last epochs that have begun and ended
+        self._batch = (-1, -1)  # the epoch and index of the last batch that has begun
         self._batch_ended = (-1, -1)
         self._tested = _NO_TEST  # the last validation event delivered
         self._interrupted: Interrupted | None = None
@@ -56,11 +59,11 @@ class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
 
     @property
     def epochs_ended(self) -> int:
-        """The number of epochs that have ended for all callbacks."""
+        """The number of epochs for which all callbacks have received `on_epoch_end`."""
         return self._ended + 1
 
     def seen_of(self, epoch: int, batch: int) -> int:
-        """The number of callbacks that have seen the end of a batch, or were interrupted by it."""
+        """Returns how many callbacks have received a batch's end, or were interrupted in it."""
         if self._batch_ended >= (epoch, batch):
             return len(self.callbacks)
         event = self._interrupted
@@ -69,14 +72,15 @@ class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
         return event.callback + 1
 
     def end_batch(self, epoch: int, batch: int, logs: Any, communicated: int) -> None:
-        """Delivers the end of a batch to the callbacks that have not seen it.
+        """Delivers the end of a batch to the callbacks that have not received it.
 
         Args:
             epoch: the batch's epoch.
-            batch: the batch's number.
+            batch: the index of the batch in the epoch.
             logs: the batch's logs.
-            communicated: the highest `seen_of` of all workers: callbacks below this number have
-                already done their communication.
+            communicated: the maximum of `seen_of` over all workers. Callbacks with a lower index
+                are skipped if they communicate in this event, because they have already
+                communicated.
         """
         first = self.seen_of(epoch, batch)
         if self._interrupted is not None and self._interrupted.name == _BATCH_END:
@@ -88,24 +92,26 @@ class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
 
     @property
     def epochs_begun(self) -> int:
-        """The number of epochs that have begun for any callback."""
+        """The number of epochs for which `on_epoch_begin` has been delivered."""
         return self._begun + 1
 
     def enter_at(self, epoch: int, epochs_begun: int, restore: Callable[[], object]) -> None:
-        """Makes delivery begin with an epoch, in a process that takes over the state of another.
+        """Makes delivery begin at an epoch, in a process that has received another process's state.
 
         Args:
-            epoch: the epoch.
-            epochs_begun: the number of epochs that the other process had begun. The state already
-                includes the changes that callbacks make at the beginning of these epochs.
-            restore: restores that state.
+            epoch: the epoch at which delivery begins.
+            epochs_begun: the number of epochs that had begun in the other process. The received
+                state already includes the changes that callbacks make in `on_epoch_begin` of these
+                epochs.
+            restore: restores the received state after this process has delivered `on_epoch_begin`
+                for these epochs as well.
         """
         self._begun = self._ended = epoch - 1
         self._begun_before = epochs_begun, restore
 
     def on_train_begin(self, logs: Any = None) -> None:
         if self._train_begun:
-            self.model.stop_training = self.stopped  # Keras has reset it.
+            self.model.stop_training = self.stopped  # Keras has reset this attribute.
             return
         if not self.params["steps"]:
             self.set_params({**self.params, "steps": self._data.batches_of_epoch})
@@ -116,11 +122,11 @@ class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
         self._deliver("on_train_end", (), logs, again=False)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        set_initial_epoch(self.model, None)  # The initial epoch applies to a single entry of `fit`.
+        set_initial_epoch(self.model, None)  # `initial_epoch` holds for one entry of `fit`.
         self._data.enter_epoch(epoch)
         self._know_length()
         self.epoch = epoch
-        self._ended = max(self._ended, epoch - 1)  # The last epoch may have ended elsewhere.
+        self._ended = max(self._ended, epoch - 1)  # It may have ended on other workers.
         self._deliver("on_epoch_begin", (epoch,), logs, again=epoch <= self._begun)
         self._begun = max(self._begun, epoch)
         epochs, restore = self._begun_before
@@ -160,7 +166,7 @@ class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
         self._deliver_test("on_test_end", (), logs, (self.epoch, math.inf, 1))
 
     def _know_length(self) -> None:
-        """Updates the number of batches per epoch in the callbacks if the group has changed it."""
+        """Tells the callbacks the number of batches per epoch if a group change has changed it."""
         if self._data.batch_size is None:
             return
         steps = self._data.batches_of_epoch
@@ -202,7 +208,7 @@ class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
             try:
                 getattr(callback, event)(*arguments, logs)
             except BaseException:
-                if first < len(callbacks):  # Otherwise, all callbacks had already seen it.
+                if first < len(callbacks):  # Otherwise, all had received it.
                     self._interrupted = Interrupted(event, arguments, max(number, first))
                 raise
 
@@ -213,12 +219,12 @@ _NO_TEST: tuple[int, float, int] = -1, 0, 0
 
 
 class Interrupted(NamedTuple):
-    """An event that not all callbacks have seen.
+    """An event that only some of the callbacks have received.
 
     Attributes:
-        name: the method.
-        arguments: the arguments besides `logs`: the epoch, the batch, or none.
-        callback: the index of the interrupted callback.
+        name: the name of the callback method, such as `"on_epoch_end"`.
+        arguments: the arguments of the method without `logs`: an epoch, a batch index, or nothing.
+        callback: the index of the callback that was interrupted.
     """
 
     name: str
@@ -242,7 +248,7 @@ _WHERE_USUAL = ("on_epoch_end", _BATCH_END)
 def delivered_once(
     model: keras.Model, callbacks: list[Any], data: TrainingData, arguments: Mapping[str, Any]
 ) -> DeliveredOnce:
-    """Makes the callback list of a call of `fit`, configured as Keras would do it.
+    """Creates the callback list for a call of `fit`, with the same settings as in Keras.
 
     Args:
         model: the model.

@@ -1,7 +1,8 @@
-"""Epochs of Keras's loops: the workers begin and end each pass over a dataset together.
+"""Makes the workers begin and end each pass of Keras's loops over a dataset together.
 
-If a worker joins in the middle of an epoch, its data is compared with the data of the others.
-Random values that the dataset draws in Python may differ on that worker.
+If a worker joins in the middle of an epoch, its next batch is compared with the batch of the other
+workers. This reveals, for example, random numbers that the dataset draws in Python and that differ
+on the new worker.
 """
 
 import contextlib
@@ -34,15 +35,17 @@ from tfdist._src.strategy.extended import ReplicatedExtended, extended_if_ours, 
 def advance_compared(
     batches: FirstBatch | None, data: TrainingData, advance: Callable[[], Step]
 ) -> Step:
-    """Returns the next step; compares its batch first if workers have joined since the last one.
+    """Returns the next step of an epoch, and compares its batch if workers have just joined.
 
     Args:
-        batches: compares batches of the training data; None if this process is alone.
+        batches: the object that compares batches of the training data; None if there are no other
+            workers.
         data: the training data.
-        advance: returns the step, or raises StopIteration.
+        advance: returns the next step, or raises StopIteration at the end of the epoch.
 
     Raises:
-        ProgramMismatchError: this worker has joined and reads different data.
+        ProgramMismatchError: this worker has just joined, and its batch differs from the batch of
+            the other workers.
     """
     reentry = data.reentry
     if reentry is None or not reentry.compares or batches is None:
@@ -64,7 +67,7 @@ def _compare(batches: FirstBatch, reentry: Reentry, iterator: Any) -> None:
 
 
 def install() -> None:
-    """Extends the iterator used by `fit`, `evaluate` and `predict`."""
+    """Extends Keras's epoch iterator, which `fit`, `evaluate` and `predict` use."""
     begin, reset = TFEpochIterator.__init__, TFEpochIterator.reset
     enter = TFEpochIterator.__iter__
     advance, catch = TFEpochIterator.__next__, TFEpochIterator.catch_stop_iteration
@@ -157,10 +160,11 @@ def install() -> None:
 
 
 def _with_end(serialize: Callable[[Any], tuple[Any, ...]]) -> Callable[[Any], tuple[Any, ...]]:
-    """Retraces a function for an iterator if the end of its data is detected differently.
+    """Makes `tf.function` retrace for an iterator that detects the end of its data differently.
 
-    TensorFlow does not compare how the end is detected. A trace made for an endless dataset would
-    lose the last batches of a dataset that ends within an execution of several steps.
+    By default, TensorFlow ignores this difference. With a trace that was made for an endless
+    dataset, a finite dataset would then lose its last batches if it ends within an execution of
+    several steps.
     """
 
     @functools.wraps(serialize)
@@ -171,7 +175,7 @@ def _with_end(serialize: Callable[[Any], tuple[Any, ...]]) -> Callable[[Any], tu
 
 
 def _of_one_end(check: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-    """Makes specs of iterators compatible only if their ends are detected in the same way."""
+    """Makes iterator specs compatible only if the iterators detect their ends in the same way."""
 
     @functools.wraps(check)
     def check_end(self: Any, other: Any) -> None:
@@ -183,7 +187,7 @@ def _of_one_end(check: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]
 
 
 def _validation(self: Any) -> ValidationData | None:
-    """The tracker of the validation data, if this is Keras's epoch iterator over it."""
+    """Returns the tracker of the validation data if `self` is Keras's epoch iterator over it."""
     data = current_data()
     validation = data.validation if data is not None else None
     return validation if validation is not None and validation.belongs_to(self) else None
@@ -200,7 +204,7 @@ def _distribute(self: Any, extended: ReplicatedExtended, distribute: Callable[[]
     context = current_context()
     with entered(dataclasses.replace(context, first_batch=self._first_batch, replay=replay)):
         distribute()
-    # Workers with different data may have different numbers of batches. An epoch ends when no
+    # Workers with separate data may have different numbers of batches. Their epoch ends when no
     # worker has any batches left.
     last = None
     with contextlib.suppress(AttributeError, NotImplementedError):
@@ -208,7 +212,8 @@ def _distribute(self: Any, extended: ReplicatedExtended, distribute: Callable[[]
     texts = extended.group.exchange("batches of an epoch", json.dumps([self._num_batches, last]))
     sizes = [json.loads(text) for text in texts]
     for rank, size in enumerate(sizes):
-        # A worker that joins in the middle of an epoch has none of the epoch's batches.
+        # In an elastic job, a worker that joins in the middle of an epoch has no batches of this
+        # epoch, so the numbers are not compared.
         if self._first_batch.watches and reentry is None and size != sizes[0]:
             raise different_data(
                 extended.group, rank, *map(_described, (sizes[0], size)), per_worker_hint=True
@@ -237,10 +242,10 @@ def _separate_batches(self: Any, extended: ReplicatedExtended) -> SeparateBatche
 def _follow_group(
     self: Any, data: TrainingData, reentry: Reentry, separate: SeparateBatches
 ) -> None:
-    """Makes each worker read its share in the group that exists when an epoch begins.
+    """Divides separate data among the workers of the group that exists when an epoch begins.
 
-    A worker that joins in the middle of an epoch reads no data in it, because the other workers
-    have already divided the data.
+    A worker that joins in the middle of an epoch reads no data until the next epoch, because the
+    other workers have already divided the data of this epoch.
     """
     strategy = made_under(self)
     is_current = separate.generation == extended_of(strategy).group.generation
@@ -277,10 +282,11 @@ def _counted(get: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _check_all_ended(extended: ReplicatedExtended) -> None:
-    """Fails on all workers if only some have left the loop, for example by `stop_training`.
+    """Raises an error on all workers if only some of them have ended the epoch.
 
-    The other workers are in their next step, waiting for this one. TensorFlow's collectives do not
-    detect the mismatch.
+    For example, `stop_training` may have been set on one worker within the epoch. The other workers
+    then wait for this worker in their next step. The native collectives report an error, because
+    the workers call different collectives. TensorFlow's collectives cannot detect this.
     """
     if extended.in_stages or isinstance(extended.workers, CoreCommunicator):
         workers = extended.group.native()
@@ -288,5 +294,5 @@ def _check_all_ended(extended: ReplicatedExtended) -> None:
             native_ops.all_reduce(workers.token, [tf.zeros([])], "sum", workers.name, _END)
 
 
-# The name of the collective, which appears in the error message.
+# `_check_all_ended` gives its collective this name, which appears in the error message.
 _END = "the end of an epoch, by its data or by stop_training"

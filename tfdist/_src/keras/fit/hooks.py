@@ -44,7 +44,11 @@ _SECONDS = 30.0
 
 
 class LinkProbe(Callback):
-    """Probes the links at the start of an epoch, at most twice a minute; collective."""
+    """Measures the network links at the start of an epoch, at most twice a minute.
+
+    With automatic compression, the workers may then choose another codec. All workers must have
+    this callback, because it communicates.
+    """
 
     communicates_in = ("on_epoch_begin",)
 
@@ -63,16 +67,18 @@ class LinkProbe(Callback):
             return
         self._last = time.monotonic()
         changed = str(choice is not None and choice.reconsider())
-        # Workers that hold different stages choose separately.
+        # Workers that hold different stages choose their codecs separately, so all workers retrace
+        # their steps if any choice has changed.
         if str(True) in group.exchange("whether another codec is chosen", changed):
             self.model.make_train_function(force=True)
 
 
 class StepClock(Callback):
-    """Excludes the time that `fit` spends between its epochs from the steps' durations.
+    """Excludes the time between the epochs of `fit` from the recorded durations of the steps.
 
-    It is called once per epoch. The step functions themselves report the steps, which costs less
-    and leaves Keras free to call other callbacks in the background.
+    This callback acts only once per epoch. The step functions record the steps, instead of this
+    callback's `on_train_batch_end`. This costs less, and lets Keras call the batch methods of other
+    callbacks in the background.
     """
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -85,9 +91,9 @@ class StepClock(Callback):
 class SynchronizedStop(Callback):
     """Stops all workers after an epoch if a callback of any worker has set `stop_training`.
 
-    It runs after the user's callbacks. A check within the epoch would slow down every step.
-    Instead, if a worker stops alone within an epoch, it fails together with the other workers,
-    which are in their next step (`keras/fit/epoch_iterator.py`).
+    This callback runs after the user's callbacks. It acts only at the end of an epoch, because a
+    check in every step would slow down training. If only one worker stops within an epoch, all
+    workers fail with an error (see `_check_all_ended` in `keras/fit/epoch_iterator.py`).
     """
 
     communicates_in = ("on_epoch_end",)
@@ -99,7 +105,7 @@ class SynchronizedStop(Callback):
 
 
 def install() -> None:
-    """Replaces the step functions of Keras's loops, and makes `fit` add callbacks."""
+    """Replaces the step functions of Keras's loops, and makes `fit` add tfdist's callbacks."""
     _install_loops()
     _install_callbacks()
 
@@ -145,8 +151,8 @@ def _install_loops() -> None:
 
 
 def _named(model: Any, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Returns a step function with errors that name a failed build of the model as their cause."""
-    weak = weakref.ref(model)  # The model holds the function.
+    """Wraps a step function so that its errors name a failed build of the model as their cause."""
+    weak = weakref.ref(model)  # The model holds this function: avoid a cycle.
 
     @functools.wraps(function)
     def run(data: Any) -> Any:
@@ -165,7 +171,8 @@ def _of_resumed_epoch(results_or_logs: Callable[..., Any]) -> Callable[..., Any]
         data = current_data()
         if not logs and data is not None and data.reentry is not None:
             return data.reentry.logs or results_or_logs(self, logs)
-        # The last batch of this epoch was trained before the training was interrupted.
+        # If an interrupted training run resumes after the last batch of an epoch, no step of this
+        # process has returned logs of this epoch.
         if not logs and data is not None and data.resumed:
             return self.get_metrics_result()
         return results_or_logs(self, logs)
@@ -182,10 +189,11 @@ def _by_spec(build: Callable[..., None]) -> Callable[..., None]:
         if iterator is not None:
             data_batch = symbolic_batch(dataset_of(iterator).element_spec)
         if type(self).call is Model.call:
-            return  # Only the custom steps know which layers to call, so they build the model.
+            return  # Only the model's `train_step` can build its layers.
         call_checks.forget_failure(self)
         try:
-            # Keras computes losses in a graph that never runs.
+            # Keras builds the losses in a graph that never runs. So it does not matter if this
+            # graph contains a rank or a number of workers (`unnoted`).
             building = building_early(self.optimizer)
             scope = self.distribute_strategy.scope()
             with (
@@ -198,21 +206,23 @@ def _by_spec(build: Callable[..., None]) -> Callable[..., None]:
                 training = current_context().training_call is not None
                 build_by_spec(self, data_batch, training=training)
                 if training and extended_of(self.distribute_strategy).group.elastic:
-                    # If a worker joins the others in a step, it cannot create variables there.
+                    # In an elastic job, a worker may join the others in a step, where it cannot
+                    # create variables. So the variables that only the model's own step creates are
+                    # created here.
                     build_by_step(self, data_batch, optimizers_of(self).values())
         except TfdistError:
             raise
         except Exception as error:
-            # Perhaps only the model's custom steps can unpack a batch. The layers that they call
-            # are then built during tracing, as without a strategy. If tracing fails, this error may
-            # be the cause.
+            # Perhaps only the model's own `train_step` can unpack a batch. Its layers are then
+            # built when the step is traced, as without a strategy. If tracing fails as well, the
+            # error noted here may be the cause.
             call_checks.note_failure(self, error)
 
     return symbolic_build
 
 
 def symbolic_batch(element_spec: Any) -> Any:
-    """The specs of one replica's part of a batch, sufficient to build a model."""
+    """Returns the specs of one replica's part of a batch, from which a model can be built."""
 
     def first(spec: Any) -> Any:
         if isinstance(spec, PerReplicaSpec):
@@ -224,12 +234,12 @@ def symbolic_batch(element_spec: Any) -> Any:
 
 @dataclass(frozen=True)
 class Entries:
-    """The state of a call of `fit` that stays the same each time `fit` is entered again.
+    """The objects that stay the same each time a call of `fit` is entered again.
 
     Attributes:
-        callbacks: the callbacks, which see each event once.
+        callbacks: the callback list, which delivers each event once.
         data: the training data.
-        arguments: the arguments that must be the same on all workers.
+        arguments: the arguments of `fit` that must be the same on all workers.
     """
 
     callbacks: DeliveredOnce
@@ -238,25 +248,25 @@ class Entries:
 
 
 class RunsLast(Callback):
-    """Base class of callbacks that `fit` calls after all others, regardless of their order."""
+    """Base class of callbacks that `fit` calls last, regardless of the order of its argument."""
 
     def _runs_after(self, others: Sequence[Any]) -> None:
         """Receives the callbacks that are called before this one."""
 
     def _during_fit(self) -> contextlib.AbstractContextManager[Any]:
-        """A context to run `fit` in; it is exited even if `fit` fails."""
+        """Returns the context manager in which `fit` runs."""
         return contextlib.nullcontext()
 
 
 class RunsFit(RunsLast):
-    """Base class of callbacks that run `fit`, perhaps several times."""
+    """Base class of callbacks that run `fit` themselves, so that they can enter it again."""
 
     def _run_fit(self, fit: Callable[[], Any], entries: Entries) -> Any:
         """Runs `fit`.
 
         Args:
-            fit: enters `fit`; may be called again after it has raised.
-            entries: the state that all entries of `fit` share.
+            fit: enters `fit`. It may be called again after it has raised an exception.
+            entries: the objects that stay the same each time `fit` is entered.
         """
         raise NotImplementedError
 
@@ -265,7 +275,7 @@ _OURS = (LinkProbe, SynchronizedStop, StepClock, SynchronizedStart, Synchronized
 
 
 def _install_callbacks() -> None:
-    """Makes `fit` add these callbacks after the user's."""
+    """Makes `fit` add tfdist's callbacks to the user's callbacks."""
     fit = TensorFlowTrainer.fit
     signature = inspect.signature(fit)
 
@@ -314,12 +324,17 @@ def _added_callbacks(model: Any) -> list[Any]:
 
 
 def _in_order(users: Sequence[Any], added: Sequence[Any]) -> list[Any]:
-    """The user's callbacks, then the added ones, then the callbacks that must run last."""
+    """Orders the callbacks: the user's first, then the added ones, then each `RunsLast`.
+
+    `SynchronizedStart` surrounds all of them: its `first` is called before all other callbacks, and
+    `SynchronizedStart` itself after them.
+    """
     last = [c for c in users if isinstance(c, RunsLast)]
     others = [c for c in users if not isinstance(c, RunsLast)] + list(added)
     if last and not any(isinstance(c, keras.callbacks.History) for c in others):
-        others.append(keras.callbacks.History())  # Keras would append it after `last`.
-    last.sort(key=lambda callback: isinstance(callback, RunsFit))  # A `RunsFit` may leave `fit`.
+        others.append(keras.callbacks.History())  # Keras would append it at the end.
+    # A `RunsFit` may leave `fit` with an exception, so it is the last of these callbacks.
+    last.sort(key=lambda callback: isinstance(callback, RunsFit))
     for callback in last:
         callback._runs_after(others)
     begins = [c for c in others if isinstance(c, SynchronizedStart)]

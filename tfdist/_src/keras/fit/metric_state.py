@@ -1,4 +1,4 @@
-"""The state of metrics: each replica holds a part, and the sum of the parts is the value."""
+"""The state of metrics: each replica holds a part, and the value is the sum of all parts."""
 
 import weakref
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from tfdist._src.strategy.variables import SummedVariable
 
 
 def metric_variables(model: keras.Model) -> list[Any]:
-    """The metric variables of a model that each replica updates separately, without duplicates."""
+    """Returns, without duplicates, the metric variables that each replica updates separately."""
     variables = {id(v): v for m in model.metrics for v in m.variables}.values()
     return [v for v in variables if isinstance(v.value, SummedVariable)]
 
@@ -23,7 +23,7 @@ def metric_variables(model: keras.Model) -> list[Any]:
 def take_over_metrics(model: keras.Model) -> None:
     """Replicates the state of metrics that were created outside the scope.
 
-    Collective over all workers.
+    All workers must call this function.
 
     Args:
         model: a model under a tfdist strategy.
@@ -38,7 +38,10 @@ def take_over_metrics(model: keras.Model) -> None:
 
 
 class MetricTotals:
-    """Keeps the totals after each step, since the part of a lost worker would be lost with it.
+    """Keeps the totals of a model's metrics over all replicas after each step.
+
+    If a worker is lost, its part of each metric is lost as well. The remaining workers then restore
+    the metrics from these totals.
 
     Args:
         model: the model in training.
@@ -46,20 +49,21 @@ class MetricTotals:
 
     def __init__(self, model: keras.Model) -> None:
         self._model = weakref.proxy(model)
-        # Each total is kept with its metric variable, so that no later variable can reuse the id.
+        # Maps the `id` of a metric variable to this variable and its total. Because the variable is
+        # kept alive, no later variable can have the same `id`.
         self._kept: dict[int, tuple[Any, tf.Variable]] = {}
 
     def keep(self, totals: Sequence[tf.Tensor]) -> None:
-        """Keeps the totals after a step, eagerly or in its graph.
+        """Stores the totals after a step, either eagerly or in the graph that runs the step.
 
         Args:
-            totals: the totals of `metric_variables(model)`.
+            totals: the totals of the variables in `metric_variables(model)`, in the same order.
         """
         for variable, total in zip(metric_variables(self._model), totals, strict=True):
             self.of(variable).assign(total)
 
     def by_place(self) -> dict[str, tf.Variable]:
-        """The totals, keyed by the position of the metric and of its variable."""
+        """Returns the totals, keyed by the index of the metric and the index of its variable."""
         summed = {id(variable) for variable in metric_variables(self._model)}
         places = {}
         for i, metric in enumerate(self._model.metrics):
@@ -70,12 +74,15 @@ class MetricTotals:
         return places
 
     def restore(self) -> None:
-        """Sets the metrics' state to the totals: the chief holds them, other copies are zero."""
+        """Sets the state of the metrics to the totals.
+
+        The chief's copy of each variable gets the total. All other copies become zero.
+        """
         for variable in metric_variables(self._model):
             variable.assign(self.of(variable))
 
     def of(self, variable: Any) -> tf.Variable:
-        """The total kept for one of the metrics' variables."""
+        """Returns the variable that stores the total of a metric variable."""
         if id(variable) not in self._kept:
             with tf.init_scope():
                 zeros = tf.zeros(variable.shape, variable.dtype)
@@ -87,7 +94,7 @@ _totals: weakref.WeakKeyDictionary[Any, MetricTotals] = weakref.WeakKeyDictionar
 
 
 def keep_totals(model: keras.Model) -> MetricTotals:
-    """Keeps the totals of a model's metrics from now on."""
+    """Makes all later training steps keep the totals of a model's metrics."""
     if model not in _totals:
         _totals[model] = MetricTotals(model)
         model.make_train_function(force=True)
@@ -95,5 +102,5 @@ def keep_totals(model: keras.Model) -> MetricTotals:
 
 
 def totals_of(model: keras.Model) -> MetricTotals | None:
-    """The totals of a model's metrics, if they are kept."""
+    """Returns the totals of a model's metrics; None if they are not kept."""
     return _totals.get(model)

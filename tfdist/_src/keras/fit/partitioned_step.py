@@ -1,8 +1,9 @@
 """Traces steps for the whole batch and partitions them along its rows.
 
-Keras's `train_step` is traced as in a single process, from a batch with the rows of all replicas.
-The package `global_view` then copies its graph for the rows of this replica. So a step has the
-same result as in a single process, regardless of its computations.
+Keras's `train_step` is traced as in a single process, for a batch with the rows of all replicas.
+The package `global_view` then copies the traced graph so that the copy computes only this replica's
+rows, and communicates wherever the rows of other replicas are needed. So a step has the same result
+as in a single process, regardless of its computations.
 """
 
 from __future__ import annotations
@@ -55,19 +56,20 @@ from tfdist._src.xla import has_rows
 _MAX_SHOWN = 50
 _SMALL = 64 << 10
 
-# By the names of models with a trace that has not run yet: notes the trace with its number of rows.
+# Maps the name of a model, if its latest trace has not run yet, to a function that records the
+# trace once the number of rows is known.
 _pending: dict[str, Callable[[int], None]] = {}
 _hinted: set[str] = set()
 
 
 def note_trace(model: keras.Model, analysis: Analysis, rows: int | None) -> None:
-    """Records a training step that has been traced. Never fails.
+    """Records what a newly traced training step communicates. Never fails.
 
     Args:
         model: the model.
-        analysis: the analysis of its step.
-        rows: the number of rows of the whole batch, if known. Otherwise, `note_rows` is expected
-            after the first step.
+        analysis: the analysis of the step's graph.
+        rows: the number of rows of the whole batch. If it is None, `note_rows` must be called after
+            the first step.
     """
     if get_current_replica_id_as_int():
         return  # All replicas of a process have the same trace.
@@ -76,7 +78,8 @@ def note_trace(model: keras.Model, analysis: Analysis, rows: int | None) -> None
 
     def note(count: int | None) -> None:
         nonlocal program
-        # A trace that uses the number of replicas becomes invalid when the group changes.
+        # In an elastic job, the number of replicas may change after the trace, so it counts as
+        # unknown.
         replicas = None if extended.group.elastic else extended.replica_count
         found = transfers(analysis, count, replicas)
         program = program or _hash_of(found)
@@ -90,7 +93,7 @@ def note_trace(model: keras.Model, analysis: Analysis, rows: int | None) -> None
 
 
 def note_rows(model: keras.Model, rows: int) -> None:
-    """Records the number of rows of a training step that has ended. Never fails.
+    """Completes the record of `note_trace` once the number of rows is known. Never fails.
 
     Args:
         model: the model.
@@ -107,7 +110,7 @@ def note_step(model: keras.Model, found: Sequence[Transfer], rows: int) -> None:
 
     Args:
         model: the model.
-        found: the values.
+        found: the values that the step communicates.
         rows: the number of rows of the whole batch.
     """
     with contextlib.suppress(Exception):
@@ -121,13 +124,13 @@ def _note(model: keras.Model, found: Sequence[Transfer], rows: int | None, progr
 
 
 def _hash_of(found: Sequence[Transfer]) -> str:
-    """A hash that is the same for equal programs, regardless of names."""
+    """Hashes communicated values without names, so that equal programs have equal hashes."""
     values = [(one.kind, one.operation, one.shape, one.reason) for one in found]
     return hashlib.sha256(repr(values).encode()).hexdigest()[:16]
 
 
 def _described(found: Sequence[Transfer], rows: int | None, program: str) -> dict[str, Any]:
-    """A step's entry in the flight log."""
+    """Returns the entry of a step in the flight log."""
     shown = largest_first(found)[:_MAX_SHOWN]
     return {
         "program": program,
@@ -152,7 +155,10 @@ def _described(found: Sequence[Transfer], rows: int | None, program: str) -> dic
 
 
 def _hint(name: str, found: Sequence[Transfer], rows: int) -> None:
-    """Prints a hint once per model if a step gathers more than it reduces; ignores small values."""
+    """Warns once per model if a step gathers more bytes than it reduces.
+
+    Small gathered values do not count.
+    """
     sizes = [(one.estimate(rows), one) for one in found]
     reduced = sum(size for size, one in sizes if one.kind == "reduce" or one.replaces_reduction)
     gathers = [
@@ -184,22 +190,24 @@ def run_partitioned_step(
     *,
     late: DeferralTrial | None = None,
 ) -> tuple[Any, Any, Any]:
-    """Adds the whole batch's `train_step` or `test_step` to the graph, for this replica's rows.
+    """Adds `train_step` or `test_step` to the current graph, partitioned for this replica's rows.
 
     Args:
         model: the model.
         step_function: `model.train_step` or `model.test_step`.
         batch: the replica's rows.
-        form: the properties of the whole batch that the program may depend on.
-        added: an empty list, shared by the replicas of the process.
-        told: the number of rows of the whole batch, as encoded in the batch; see `WithRows`.
-        late: the attempt to defer the update to the end of the step; None if it must not be
-            deferred.
+        form: the properties of the whole batch that the traced graph may depend on.
+        added: an empty list, which all replicas of the process share. It collects the operations
+            that the process adds only once for all its replicas.
+        told: the encoded number of rows of the whole batch, if the batch contains it (see
+            `WithRows`); else None.
+        late: the attempt to defer the optimizer's update to the end of the step; None if the update
+            must not be deferred.
 
     Returns:
-        The logs of the step, equal on all replicas; the totals of `metric_variables(model)`; and
-        the number of rows of the global batch, followed by the values that the workers exchanged
-        (`heard`).
+        Three results: the logs of the step, which are equal on all replicas; the totals of
+        `metric_variables(model)`; and a vector of the number of rows of the whole batch, followed
+        by the result of `step_exchange.heard`.
     """
 
     def program(whole: Any, step: GlobalStep) -> Any:
@@ -229,17 +237,17 @@ def run_partitioned_prediction(
     added: Added,
     told: tf.Tensor | None = None,
 ) -> Any:
-    """Adds the whole batch's `predict_step` to the graph, for this replica's rows.
+    """Adds `predict_step` to the current graph, partitioned for this replica's rows.
 
     Args:
         model: the model.
         batch: the replica's rows.
-        form: the properties of the whole batch that the program may depend on.
-        added: an empty list, shared by the replicas of the process.
+        form: as for `run_partitioned_step`.
+        added: as for `run_partitioned_step`.
         told: as for `run_partitioned_step`.
 
     Returns:
-        The outputs for all rows, and the values that the workers exchanged (`heard`).
+        The outputs for the rows of all replicas, and the result of `step_exchange.heard`.
     """
     traced = step_exchange.TracedProgram()
     batch, counted = _counted(model, batch, form, traced, told)
@@ -257,8 +265,9 @@ def _counted(
     program: step_exchange.TracedProgram,
     told: tf.Tensor | None,
 ) -> tuple[Any, RowCounts]:
-    """Returns the replica's rows, and the numbers of rows of this and the other replicas."""
-    # A worker that joins in the middle of an epoch has none of the epoch's batches.
+    """Exchanges the row counts of all replicas. Returns this replica's rows and the row counts."""
+    # In an elastic job, a worker that joins in the middle of an epoch has no batch of this epoch,
+    # so its row count may differ from its share of the whole batch.
     shared = form.shared and not extended_of(model.distribute_strategy).group.elastic
     rows = divided(batch, form)
     counted = step_exchange.exchange_rows(
@@ -283,11 +292,12 @@ def _run(
     *,
     trains: bool = False,
 ) -> Any:
-    """Traces a program for the whole batch, and adds its part for this replica's rows."""
+    """Traces a program for the whole batch, and adds the part that computes this replica's rows."""
     extended = extended_of(model.distribute_strategy)
     batch = _with_a_row_of_others(extended, batch, counted, form)
     leaves = tf.nest.flatten(batch)
-    # Each replica needs all of a ragged or sparse tensor, and of a component in `form.whole`.
+    # Each replica needs all rows of ragged and sparse tensors, and of the components in
+    # `form.whole`.
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, tf.RaggedTensor) or i in form.whole:
             leaves[i] = extended.gather_over_replicas(leaf)
@@ -295,7 +305,8 @@ def _run(
             gather = extended.gather_over_replicas
             leaves[i] = step_exchange.gather_sparse(leaf, counted.first_row, counted.total, gather)
         elif form.rows == 1 and isinstance(leaf, tf.Tensor) and leaf.shape.rank:
-            # A program may broadcast a single row, so each replica computes it.
+            # If the whole batch has a single row, the program may broadcast it, so every replica
+            # computes this row.
             leaf.set_shape([1, *leaf.shape[1:]])
     traced = _trace(model, program, tf.nest.pack_sequence_as(batch, leaves), form)
     if trains:
@@ -311,7 +322,7 @@ def _run(
     elastic = extended.group.elastic
     if not elastic and extended.worker_count > 1:
         analysis = traced.analysis
-        # The strategy's variables do not include the states of compressors and sharded optimizers.
+        # `_own_resources` does not include the state of compressors and sharded optimizers.
         own_state = _own_resources(extended) | layouts_of_variables(model, extended).keys()
         outer_state_of(model).note(analysis.graph, analysis.results, own_state)
     if elastic or extended.worker_count > 1:
@@ -326,14 +337,15 @@ def _tell(
     emitter: WorkerEmitter,
     traced_for: Any,
 ) -> None:
-    """Makes the step send a description of its program to the other workers.
+    """Makes the step exchange a fingerprint of its program, to detect differences between workers.
 
     Args:
-        extended: the strategy's engine.
-        program: the description of the program, which the step sends.
-        traced: the program.
-        emitter: the emitter that added the program.
-        traced_for: the conditions of the trace, besides the shapes and types of the inputs.
+        extended: the `extended` object of the strategy.
+        program: receives the fingerprint. The step then sends it each time it runs.
+        traced: the traced program.
+        emitter: the emitter that has added the program to the step's graph.
+        traced_for: the conditions under which the step was traced, apart from the shapes and types
+            of its inputs.
     """
     graph = traced.analysis.graph
     order = {
@@ -349,7 +361,8 @@ def _tell(
         for kind, inners in (("variable", ours), ("captured", others))
         for number, inner in enumerate(inners)
     }
-    # Each worker splits the sums of compressed gradients and of sharded updates differently.
+    # The sums of compressed gradients and of sharded updates may be split differently on each
+    # worker, so they are not compared.
     compresses = extended.compressor is not None and extended.compressor.active
     same = not compresses and not extended.shards_optimizers
     communicated = [one for one in emitter.communicated if same or isinstance(one[1], tf.Tensor)]
@@ -357,14 +370,14 @@ def _tell(
         found = StepFingerprints(
             communicated, graph, traced.analysis.results, captured, updates=same
         )
-    except ValueError:  # The graph is too large for a message.
+    except ValueError:  # The graph is too large for a protobuf message.
         return
     shapes = [(str(t.shape), t.dtype.name) for t in graph.inputs[: -len(graph.captures) or None]]
     program.note(repr((shapes, same, *traced_for)), found)
 
 
 def divided(batch: Any, form: BatchForm) -> Any:
-    """The batch, with None for components that each replica uses as a whole."""
+    """Returns the batch, with None in place of the components that every replica uses in full."""
     leaves = tf.nest.flatten(batch)
     parts = [None if i in form.whole else leaf for i, leaf in enumerate(leaves)]
     return tf.nest.pack_sequence_as(batch, parts)
@@ -373,10 +386,10 @@ def divided(batch: Any, form: BatchForm) -> Any:
 def _with_a_row_of_others(
     extended: ReplicatedExtended, batch: Any, counted: RowCounts, form: BatchForm
 ) -> Any:
-    """The replica's batch; on a replica without rows, the first row of the global batch.
+    """Returns the replica's batch, or the first row of the whole batch if the replica has no rows.
 
-    The results on such a replica do not count this row. Many TensorFlow kernels reject empty
-    batches, and made-up values might be invalid.
+    The row of another replica is needed because many TensorFlow kernels reject empty batches.
+    Made-up values might be invalid inputs of the model. The row does not count in the results.
     """
     leaves = tf.nest.flatten(batch)
     dense = [
@@ -408,9 +421,10 @@ class _Traced:
     """A program that has been traced for the whole batch.
 
     Attributes:
-        analysis: its graph and the layouts.
-        captured: the values of the graph's inputs other than components of the batch.
-        result: the result of the program, with tensors of the graph.
+        analysis: the traced graph with the layouts of its values.
+        captured: the values that the graph captures. They are its inputs after the components of
+            the batch.
+        result: the structure that the program has returned, with tensors of the traced graph.
     """
 
     analysis: Analysis
@@ -418,7 +432,7 @@ class _Traced:
     result: Any
 
     def packed(self, outputs: Sequence[tf.Tensor]) -> Any:
-        """The result, with the graph's tensors replaced by `outputs`."""
+        """Returns the result of the program, with the graph's tensors replaced by `outputs`."""
         parts = tf.nest.flatten(self.result, expand_composites=True)
         values = iter(outputs)
         parts = [next(values) if _is_output(part) else part for part in parts]
@@ -430,12 +444,13 @@ def _is_output(part: Any) -> bool:
 
 
 def _components(leaves: Sequence[Any]) -> list[Any]:
-    """The tensors that make up a batch."""
+    """Returns the tensors that make up the components of a batch."""
     present = [leaf for leaf in leaves if leaf is not None]
     return [t for leaf in present for t in tf.nest.flatten(leaf, expand_composites=True)]
 
 
-# With more replicas, two sums of batch statistics send fewer bytes than a gather from all replicas.
+# At most this number of replicas combine batch statistics by a gather. With more replicas, two sums
+# send fewer bytes.
 _MAX_GATHERED = 16
 
 
@@ -446,9 +461,11 @@ def _trace(
 
     Args:
         model: the model.
-        program: takes the batch and the step.
-        batch: a batch of any number of rows; ragged and sparse tensors are whole.
-        form: as for `run_partitioned_step`. A single row is whole on all replicas.
+        program: a function of the batch and the step.
+        batch: a batch with any number of rows. Its ragged and sparse tensors must already have the
+            rows of all replicas.
+        form: as for `run_partitioned_step`. If the whole batch has a single row, all replicas have
+            this row.
     """
     extended = extended_of(model.distribute_strategy)
     leaves = tf.nest.flatten(batch)
@@ -497,14 +514,15 @@ def _trace(
 
 
 def explain(model: keras.Model, batch: Any) -> list[Transfer]:
-    """Prints the values that a training step communicates, and the lines of code that cause this.
+    """Prints which values a training step communicates, and which lines of code cause this.
 
     Args:
-        model: compiled, created under a tfdist strategy, and built.
+        model: a built and compiled model that was created under a tfdist strategy.
         batch: a global batch as passed to `train_step`, such as a pair of inputs and targets.
 
     Returns:
-        The values that the workers communicate, apart from the number of rows.
+        The values that the workers communicate. The row counts, which every step exchanges, are not
+        included.
     """
     batch = as_tensors(batch)
     found: list[list[Transfer]] = []
@@ -535,7 +553,7 @@ def _whole_spec(leaf: Any, static: int | None) -> Any:
 
 
 def layouts_of_variables(model: keras.Model, extended: ReplicatedExtended) -> dict[int, Layout]:
-    """The layouts of variables that are not whole, keyed by the ids of their resources."""
+    """Returns the layouts of variables that differ between replicas, by `id`s of their handles."""
     found: dict[int, Layout] = {}
 
     def note(variables: Sequence[Any], layout: Layout) -> None:
@@ -567,10 +585,10 @@ def layouts_of_variables(model: keras.Model, extended: ReplicatedExtended) -> di
 
 
 def _shared(graph: Any, extended: ReplicatedExtended) -> dict[int, Layout]:
-    """The layouts of resources that a graph changes and the replicas of the process share.
+    """Returns a layout for the resources that a graph writes and all local replicas share.
 
-    These are variables and tables created outside the strategy's scope. Without this layout, each
-    replica would change them.
+    These resources are variables and tables that were created outside of the strategy's scope.
+    Without this layout, each replica would write them, instead of only one replica per process.
     """
     own = _own_resources(extended)
     captured = {
@@ -580,13 +598,14 @@ def _shared(graph: Any, extended: ReplicatedExtended) -> dict[int, Layout]:
     }
     if not captured:
         return {}
-    # With several devices, no update is deferred, so nothing is written after a commit point.
+    # `kept` contains all written resources here: with several devices, no update is deferred, so
+    # nothing is written after a commit point.
     written = find_writes(graph.as_graph_def()).kept
     return {resource: SHARED for name, resource in captured.items() if name in written}
 
 
 def _own_resources(extended: ReplicatedExtended) -> set[int]:
-    """The identities of the resources of a strategy's variables."""
+    """Returns the `id`s of the resource handles of a strategy's variables."""
     return {
         id(copy.handle)
         for variable in extended.variables
@@ -615,9 +634,10 @@ class ReplicaCommunication:
     """Combines values across the replicas of a strategy.
 
     Args:
-        extended: the strategy's engine.
-        counts: the number of rows of each replica; None if rows cannot be scattered. A replica
-            without rows computes with one row.
+        extended: the `extended` object of the strategy.
+        counts: the number of rows of each replica, which `scatter` needs; None if `scatter` cannot
+            be used. The number may be 0 although such a replica computes with a row of another
+            replica.
     """
 
     def __init__(self, extended: ReplicatedExtended, counts: tf.Tensor | None = None) -> None:
@@ -630,7 +650,7 @@ class ReplicaCommunication:
         if extended.group.elastic:
             for i in stacked:
                 results[i] = self._gather(tensors[i])
-        else:  # Summed with other values, which is faster.
+        else:  # It is faster to sum them with the other values.
             place, replicas = extended.place_here()[0], extended.replica_count
             for i in stacked:
                 results[i] = _placed(tensors[i], place, replicas)
@@ -668,7 +688,7 @@ class ReplicaCommunication:
 
 
 def _placed(part: tf.Tensor, place: Any, count: int) -> tf.Tensor:
-    """Pads a part with zeros along the first axis, to `count` elements with the part at `place`."""
+    """Returns a tensor with `count` elements along the first axis: `part` at `place`, and zeros."""
     is_here = tf.equal(tf.range(count), place)
     shape = [count] + [1] * (part.shape.rank - 1)
     return tf.where(tf.reshape(is_here, shape), part, tf.zeros([], part.dtype))

@@ -28,13 +28,14 @@ from tfdist.errors import SnapshotError
 
 @dataclass(frozen=True)
 class SeparateBatches:
-    """Properties of data that each worker reads separately.
+    """Properties of data from which each worker reads separate batches.
 
     Attributes:
-        generation: the generation of the group for which the data was distributed.
+        generation: the generation of the group among which the data was last divided.
         count: the number of batches per epoch; None if unknown.
-        is_shared_out: whether each new group can divide the data again. False for data that the
-            user has distributed, and for data that all workers of a single pipeline read.
+        is_shared_out: whether tfdist can divide the data again when the group changes. False if the
+            user has distributed the data, or if all workers of a single pipeline read the same
+            data.
     """
 
     generation: int = -1
@@ -44,12 +45,13 @@ class SeparateBatches:
 
 @dataclass(frozen=True)
 class KeptRows:
-    """The size of batches if each worker keeps its number of rows per batch.
+    """The size of the batches if the number of rows per worker stays the same in every group.
 
     Attributes:
-        workers: the number of workers that divide one of the dataset's own batches.
-        batch: the number of rows of such a batch; 0 if none has been read.
-        read: the amount of data that the last iterator has read.
+        workers: the number of workers among which a batch of the dataset itself would be divided.
+            This determines the number of rows per worker.
+        batch: the number of rows of a batch of the dataset; 0 if no batch has been read.
+        read: how much data the last iterator has read.
     """
 
     workers: int
@@ -62,20 +64,24 @@ class Position:
     """A position in the training data.
 
     Attributes:
-        iterators: the number of iterators made over the dataset; each shuffles differently.
+        iterators: the number of iterators that have been created over the dataset. Each of them
+            shuffles differently.
         batches: the number of batches taken from the last iterator.
-        in_all: the number of batches taken from all iterators.
-        steps_seen: Keras's count of the last iterator's batches.
-        goes_on: whether the next epoch continues with the last iterator.
-        at_epoch: the random states when the epoch began.
-        state: the serialized iterator; None if an iterator must be skipped forward instead.
-        fresh: the iterator serialized before its first batch, if available, because the state of
-            an exhausted iterator lacks the seeds for the shuffles of later iterators. At the end
-            of an epoch, this is the state of a newer iterator that has not been read.
-        data: a description of the data.
-        is_common: whether the state is valid on any worker, regardless of the number of workers.
-        rows: the size of batches, if it depends on the number of workers.
-        begun: whether the workers have compared the first batch of the last iterator.
+        in_all: the number of batches taken from all iterators together.
+        steps_seen: the number of batches that Keras has counted for the last iterator.
+        goes_on: whether the next epoch continues to read the last iterator, as with
+            `steps_per_epoch`.
+        at_epoch: the states of the random generators at the beginning of the epoch.
+        state: the serialized state of the last iterator; None if it cannot be saved. A new iterator
+            must then skip the batches that have already been read.
+        fresh: the serialized state of the last iterator before its first batch, if available. It is
+            needed because the state of an exhausted iterator lacks the seeds for the shuffles of
+            later iterators. At the end of an epoch, this is the state of a newer iterator that has
+            not been read.
+        data: a description of the data, to detect that other data is passed.
+        is_common: whether `state` is valid on every worker, and with any number of workers.
+        rows: the size of the batches, if it depends on the number of workers.
+        begun: whether the workers have already compared the first batch of the last iterator.
     """
 
     iterators: int
@@ -93,15 +99,15 @@ class Position:
 
     @property
     def has_dataset_batches(self) -> bool:
-        """Whether the batches taken so far are the dataset's own."""
+        """Whether the batches taken so far are unchanged batches of the dataset."""
         read = None if self.rows is None else self.rows.read
         return read is None or (read.batches, read.pending) == (self.batches, 0)
 
     def check_dataset_batches(self) -> None:
-        """Checks that the data up to here was read in the dataset's own batches.
+        """Checks that the data before this position was read in unchanged batches of the dataset.
 
         Raises:
-            SnapshotError: some batches had a different size.
+            SnapshotError: some batches had another size, because the number of workers had changed.
         """
         if not self.has_dataset_batches:
             raise SnapshotError(
@@ -112,10 +118,10 @@ class Position:
             )
 
     def check_data(self, received: str) -> None:
-        """Checks that the received data matches the data of this position.
+        """Checks that the data passed to `fit` matches the data of this position.
 
         Raises:
-            SnapshotError: the data is of another kind.
+            SnapshotError: the data has another description.
         """
         if self.data != received:
             raise SnapshotError(
@@ -125,14 +131,14 @@ class Position:
             )
 
     def to_json(self) -> dict[str, Any]:
-        """The position as a JSON document, without `state` and `fresh`."""
+        """Returns the position as a JSON document that omits `state` and `fresh`."""
         return dataclasses.asdict(dataclasses.replace(self, state=None, fresh=None))
 
     @classmethod
     def from_json(
         cls, document: dict[str, Any], state: bytes | None, fresh: bytes | None
     ) -> Position:
-        """The position from the document of `to_json`, and the two states that it omits."""
+        """Creates a position from the result of `to_json` and the two states that it omits."""
         rows = document.get("rows")
         if rows is not None:
             rows = KeptRows(rows["workers"], rows["batch"], RowsRead(*rows["read"]))
@@ -142,17 +148,17 @@ class Position:
 def go_to(
     iterator: Any, position: Position, epochs: Any, replay: Replay | None
 ) -> tuple[int, float] | None:
-    """Moves a newly made iterator to a position.
+    """Moves a new iterator to a position.
 
     Args:
         iterator: an iterator over the training data.
         position: the target position.
         epochs: Keras's epoch iterator.
-        replay: draws the batches, if their size depends on the number of workers.
+        replay: controls the size of the batches, if it depends on the number of workers; else None.
 
     Returns:
-        The number of batches that had to be read to reach the position, and the seconds that this
-        took; None if nothing had to be read.
+        The number of batches that were read and discarded to reach the position, and the seconds
+        that this took; None if the iterator was moved without reading batches.
 
     Raises:
         SnapshotError: the position belongs to other data.
@@ -164,7 +170,8 @@ def go_to(
             for _ in range(shuffles_per_epoch(epochs.data_adapter) - 1):
                 new_iterator(epochs)
         return None
-    # All iterators read from the same Python generator.
+    # If the data is a Python generator, all iterators read from it, so the batches of all iterators
+    # must be skipped.
     one = is_of_one_generator(epochs.data_adapter)
     batches, began = position.in_all if one else position.batches, time.monotonic()
     if replay is not None and position.rows is not None:
@@ -191,14 +198,15 @@ def move_to(iterator: Any, state: bytes) -> None:
 
 
 class BatchSize:
-    """The size of batches if each worker keeps its number of rows per batch.
+    """The current size of the batches, which may depend on the number of workers.
 
     Args:
         replay: the object that controls the batches of the data.
         workers: returns the current number of workers.
 
     Attributes:
-        dataset_batches: the number of the dataset's own batches per iterator; None if unknown.
+        dataset_batches: the number of batches that the dataset itself has per iterator; None if
+            unknown.
     """
 
     def __init__(self, replay: Replay, workers: Callable[[], int]) -> None:
@@ -207,7 +215,7 @@ class BatchSize:
 
     @property
     def is_kept(self) -> bool:
-        """Whether workers keep their rows; otherwise, the batches are the dataset's own."""
+        """Whether the number of rows per worker stays the same when the group changes."""
         return self._replay.keeps_rows and self._replay.is_used
 
     @property
@@ -216,10 +224,10 @@ class BatchSize:
         return self._replay.batch_for(self._workers()) if self.is_kept else 0
 
     def left(self, read: RowsRead) -> int:
-        """The number of batches left in an iterator over a dataset of known length.
+        """Returns the number of batches left in an iterator over a dataset of known length.
 
-        The dataset's own batches may have fewer rows than the first, so the number may be too high
-        until the last one has been read.
+        The result assumes that all batches of the dataset are as large as the first one. It may be
+        too high until the last batch of the dataset has been read.
         """
         assert self.dataset_batches is not None
         unread = self.dataset_batches - read.batches
@@ -228,13 +236,13 @@ class BatchSize:
         return -(-(read.pending + unread * self._replay.dataset_batch) // self.rows)
 
     def kept(self, read: RowsRead) -> KeptRows | None:
-        """The state that another process needs to produce the same batches from here."""
+        """Returns the state that another process needs to form the same batches from here on."""
         if not self.is_kept:
             return None
         return KeptRows(self._replay.workers, self._replay.dataset_batch, read)
 
     def keep(self, rows: KeptRows) -> None:
-        """Produces the same batches as another process."""
+        """Makes this process form the same batches as the process that returned `rows`."""
         self._replay.keep_rows(rows.workers, rows.batch)
 
 
@@ -242,7 +250,7 @@ _LARGEST_BYTES = 256 << 20
 
 
 class IteratorStates:
-    """Saves iterators, unless their states are incomplete or too large.
+    """Serializes the states of iterators, unless the states are incomplete or too large.
 
     Args:
         epochs: Keras's epoch iterator over the data.
@@ -254,10 +262,10 @@ class IteratorStates:
 
     @property
     def _adapter(self) -> Any:
-        return self._epochs.data_adapter  # Read on each use: Keras sets it late.
+        return self._epochs.data_adapter  # Keras sets this attribute late.
 
     def of(self, iterator: Any) -> bytes | None:
-        """The state of an iterator; None if it cannot be saved."""
+        """Returns the serialized state of an iterator; None if it cannot be saved."""
         state = position_of(iterator) if self._is_small and self._is_complete else None
         if state is not None and len(state) > _LARGEST_BYTES:
             state, self._is_small = None, False
@@ -265,7 +273,7 @@ class IteratorStates:
 
     @functools.cached_property
     def description(self) -> str:
-        """A description of the data, to check whether a position belongs to it."""
+        """A description of the data, to check whether a position belongs to this data."""
         if is_of_arrays(self._adapter):
             return describe_arrays(self._adapter)
         dataset = self._adapter.get_tf_dataset()
@@ -275,22 +283,24 @@ class IteratorStates:
 
     @functools.cached_property
     def _is_complete(self) -> bool:
-        """Whether an iterator's state includes everything drawn or cached while it is read."""
-        if is_of_arrays(self._adapter):  # Keras shuffles them at the beginning of an iterator.
+        """Whether an iterator's state includes all its random draws and all cached elements."""
+        if is_of_arrays(self._adapter):  # Keras shuffles arrays when an iterator begins.
             return True
         dataset = self._adapter.get_tf_dataset()
-        # An iterator over a cache loses elements if it is moved a second time.
+        # With a cache, the state cannot be used either: the iterator would lose elements if it was
+        # moved a second time.
         return not draws_numbers(dataset) and not caches(dataset)
 
 
 class FirstIterator:
-    """Restarts a dataset if each of its iterators shuffles differently from the previous one.
+    """Makes a dataset start from the beginning again, including its shuffles.
 
-    The dataset counts its iterators as long as this process holds the dataset. Moving an iterator
-    to the position of the first one also resets this count.
+    Each iterator over a dataset may shuffle differently, because the dataset counts its iterators
+    as long as it exists in this process. If a new iterator is moved to the start of the first
+    iterator, this count is reset as well.
 
     Args:
-        is_needed: returns whether a restart may be needed.
+        is_needed: returns whether the dataset may have to start from the beginning again.
     """
 
     def __init__(self, is_needed: Callable[[], bool]) -> None:
@@ -299,7 +309,7 @@ class FirstIterator:
         self._position: bytes | None = None
 
     def made(self, iterator: Any) -> None:
-        """Records a new iterator; after `comes_again`, moves it to the first one's position."""
+        """Records a new iterator. After `comes_again`, moves it to the first iterator's start."""
         if self._is_made or not self._is_needed():
             return
         self._is_made = True
@@ -309,12 +319,12 @@ class FirstIterator:
             move_to(iterator, self._position)
 
     def make(self, epochs: Any, count: int, read: int) -> None:
-        """Makes later iterators shuffle as if other iterators had been made before.
+        """Creates iterators, so that later iterators shuffle as they would after these iterators.
 
         Args:
             epochs: Keras's epoch iterator.
-            count: the number of these other iterators.
-            read: the number of epochs for which the data was read.
+            count: the number of iterators that had been created when the position was saved.
+            read: the number of epochs in which the data was read.
         """
         adapter = epochs.data_adapter
         fills = count > 0 and remembers_epochs(adapter)
@@ -325,12 +335,12 @@ class FirstIterator:
                 pass  # The first iterator fills the cache with the elements that it draws.
 
     def follow(self, epochs: Any, position: Position, read: int) -> None:
-        """Makes later iterators shuffle as they would after an epoch.
+        """Makes later iterators shuffle as they would after the epoch that ended at a position.
 
         Args:
             epochs: Keras's epoch iterator.
             position: the position at the end of the epoch.
-            read: the number of epochs that had ended.
+            read: the number of epochs in which the data was read.
         """
         if position.fresh is None:
             self.make(epochs, position.iterators, read)
@@ -340,11 +350,11 @@ class FirstIterator:
         move_to(iterator, position.fresh)
 
     def comes_again(self) -> None:
-        """Makes the next iterator begin like the first one."""
+        """Makes the next iterator begin like the first iterator."""
         self._is_made = False
 
     def obstacle(self, adapter: Any) -> str:
-        """The reason why an adapter's dataset cannot be restarted; "" if it can."""
+        """Returns why an adapter's dataset cannot start from the beginning again; "" if it can."""
         if is_of_one_generator(adapter):
             return "the training data is a Python generator, which gives each batch once"
         if changes_between_epochs(adapter):

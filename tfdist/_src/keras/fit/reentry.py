@@ -16,20 +16,20 @@ class Reentry:
     """Lets Keras's loops continue with the same iterators when `fit` is entered again.
 
     Args:
-        keeps_rows: whether each worker keeps its number of rows per batch when the group changes.
+        keeps_rows: whether the number of rows per worker stays the same when the group changes.
         workers: returns the current number of workers.
 
     Attributes:
-        replay: returns a batch again if its step was not committed.
-        batch_size: the size of batches.
-        epoch: the epoch that Keras's loop is in.
-        read: the epoch that was read last; -1 if none.
-        batches_before: the number of batches of the epoch before `read`.
+        replay: makes the iterator return a batch again if its step was not committed.
+        batch_size: the current size of the batches.
+        epoch: the current epoch of Keras's loop.
+        read: the last epoch from which a batch was read; -1 if there is none.
+        batches_before: the number of batches that were read in the epoch before `read`.
         logs: the logs of the last step.
-        batches_done: the number of batches of the next step of Keras's loop that are already
-            trained.
-        came_later: whether this worker joined others that were already training.
-        compares: whether to compare the next batch, since a worker has joined.
+        batches_done: the number of batches in the next step of Keras's loop that are already
+            trained, if the step runs several batches.
+        came_later: whether this worker has joined other workers that were already training.
+        compares: whether the workers must compare their next batch, because a worker has joined.
     """
 
     def __init__(self, *, keeps_rows: bool, workers: Callable[[], int]) -> None:
@@ -52,53 +52,55 @@ class Reentry:
 
     @property
     def has_ended(self) -> bool:
-        """Whether all batches of the loop's epoch have been read."""
+        """Whether all batches of the current epoch have been read."""
         return self.read > self.epoch or (self.read == self.epoch and self._ended)
 
     @property
     def last_batch(self) -> tuple[int, int] | None:
-        """The epoch and number of the last step, as passed to callbacks; None if there is none."""
+        """The epoch and batch index of the last step, as in callbacks; None if there is none."""
         return None if self._step is None else (self.read, self._step[-2])
 
     @property
     def taken(self) -> int:
-        """The number of batches of the epoch taken up to and including the last step."""
+        """The number of batches that have been taken from the epoch, including the last step."""
         return 0 if self._step is None else self._step[0] + self._epochs.steps_per_execution
 
     @property
     def uncounted(self) -> int:
-        """The number of batches of the last step if `advance` failed to return it; else 0."""
+        """The number of batches of the last step if `advance` failed after it took them; else 0."""
         return self._epochs.steps_per_execution if self._is_uncounted else 0
 
     @property
     def goes_on(self) -> bool:
-        """Whether `fit` has been entered again and has not read a batch since."""
+        """Whether `fit` is being entered again, and has not read a batch since then."""
         return self._goes_on is not None
 
     def go_on(self, batches: int, ready: Callable[[], object]) -> None:
-        """Continues from the current position when `fit` is entered again.
+        """Makes the next entry of `fit` continue from the current position.
 
         Args:
-            batches: the number of trained batches of the epoch that was read last.
-            ready: called before the next batch of that epoch.
+            batches: the number of batches of the epoch `read` that have been trained.
+            ready: called before the next batch of that epoch is trained.
         """
         self._goes_on = batches, ready
         if self.has_untrained(batches):
             self.replay.request()
         if not batches and not self.replay.is_used and self.read == self.epoch:
-            # If workers read separate data, they all take new shares when an epoch begins.
+            # No batch of this epoch has been trained. If the workers read separate batches, the
+            # data is divided again when the epoch begins again, so the batches that were read do
+            # not count.
             self.read, self._ended, self._step = self.epoch - 1, True, None
 
     def has_untrained(self, batches: int) -> bool:
         """Whether a batch of the epoch has been read but not trained.
 
         Args:
-            batches: the number of trained batches of the epoch that was read last.
+            batches: the number of batches of the epoch `read` that have been trained.
         """
         return self._step is not None and self.replay.given - self._given > batches
 
     def batches_to_count(self) -> int | None:
-        """The number of batches at which Keras ends the epoch's iterator; None if unknown."""
+        """Returns the count of batches at which Keras must end the epoch; None if it is unknown."""
         if self.batch_size.dataset_batches is None:
             return None
         if self.has_ended:
@@ -117,24 +119,27 @@ class Reentry:
         return self._seen - self.taken + given + left
 
     def take_over(self, epochs: Any) -> bool:
-        """Makes Keras's new epoch iterator continue an earlier one, if any; returns whether so."""
+        """Makes Keras's new epoch iterator continue the previous one; returns whether it did."""
         earlier, self._epochs = self._epochs, epochs
         if earlier is not None:
             iterators.take_over(epochs, earlier)
         return earlier is not None
 
     def iterator(self) -> Any:
-        """Returns, once, the iterator that an epoch continues to read; None to make a new one."""
+        """Returns the iterator that an epoch must continue to read; None to create a new iterator.
+
+        Each iterator is returned only once.
+        """
         iterator, self._iterator = self._iterator, None
         return iterator
 
     def advance(
         self, advance: Callable[[], Step], begun: Callable[[Step], object]
     ) -> tuple[Step, bool]:
-        """Returns the next step of an epoch, and whether it is new to Keras's loop.
+        """Returns the next step of an epoch, and whether it is the first time that it is returned.
 
         Args:
-            advance: Keras's function for the next step.
+            advance: Keras's function that returns the next step.
             begun: called with the first step of an epoch.
 
         Raises:
@@ -163,15 +168,15 @@ class Reentry:
         return step, True
 
     def stops(self) -> bool:
-        """Whether a re-entered epoch has no more batches."""
+        """Whether `fit` enters an epoch again, and the epoch has no batches left."""
         return self.goes_on and self.has_ended
 
     def resume(self, step: Step, batches: int) -> None:
-        """Records an epoch that another process has begun.
+        """Records that this process continues an epoch that another process has begun.
 
         Args:
-            step: the first step in this process.
-            batches: the number of trained batches of the epoch.
+            step: the first step that this process takes.
+            batches: the number of batches of the epoch that have been trained.
         """
         self.read, self._ended, self._step = self.epoch, False, step
         self._seen = iterators.batches_seen(self._epochs)
@@ -180,28 +185,28 @@ class Reentry:
         self.batches_done = batches % self._epochs.steps_per_execution
 
     def resume_behind(self, epoch: int, batches: int) -> None:
-        """Continues after the batches of an epoch that other processes have trained.
+        """Records that other processes have trained all batches of an epoch.
 
         Args:
             epoch: the epoch.
-            batches: the number of these batches.
+            batches: the number of batches of this epoch.
         """
         self.read, self._ended, self._goes_on = epoch, True, (0, lambda: None)
         self._given = self.replay.given - batches
 
     def end(self) -> None:
-        """Records that the loop leaves its epoch."""
+        """Records that Keras's loop leaves the current epoch."""
         if self.read <= self.epoch:
             self.read, self._ended = self.epoch, True
 
     def _go_to(self, batches: int, iterator: Any, advance: Callable[[], Step]) -> Step:
-        """Makes Keras count up to its previous position, without taking batches."""
-        # Keras starts counting from this number if an iterator is read over several epochs.
+        """Advances Keras's count of batches to the previous position, without taking batches."""
+        # If an iterator is read over several epochs, Keras starts counting at this number.
         iterators.set_batches_seen(self._epochs, self._seen - self.taken)
         self._iterator = iterator
         with iterators.within_epoch(self._epochs):
             step = self._next(advance)
-        self._iterator = None  # Unused if Keras has kept its own iterator.
+        self._iterator = None  # Unused if Keras has kept the iterator itself.
         self.batches_done = batches % self._epochs.steps_per_execution
         while step[0] + self.batches_done < batches:
             step = self._next(advance)

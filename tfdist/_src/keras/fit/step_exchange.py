@@ -1,7 +1,8 @@
 """Exchanges requests and row counts among the workers in each step, in one collective.
 
-All workers learn of a request in the same step. Without further communication, the exchange also
-compares the row counts of a batch, the state assigned between the steps, and the step's program.
+All workers learn of a request in the same step. The same collective also shows whether the workers
+differ in the row counts of a batch, in the state that code has assigned between the steps, or in
+the program of the step. This needs no further communication.
 """
 
 import contextlib
@@ -20,19 +21,21 @@ from tfdist._src.strategy.step import RowCounts
 
 
 class Request(enum.IntFlag):
-    """Requests of one worker to all workers, granted at the end of a step."""
+    """Requests that a worker can make to all workers. They take effect at the end of a step."""
 
     SAVE_AND_EXIT = 1
     CHANGE_GROUP = 2
 
 
 class GroupRequests(NamedTuple):
-    """The workers' requests and differences in one execution of steps; equal on all workers.
+    """The workers' requests and differences, as found in one call of the step function.
+
+    The values are equal on all workers.
 
     Attributes:
         asked: the requests that any worker has made.
         rows_differ: whether the workers' batches have different numbers of rows.
-        state_differs: whether the workers' numbers for the state differ.
+        state_differs: whether the workers' checksums of the state differ.
         program_differs: whether the workers have traced different programs for the same batches.
     """
 
@@ -43,10 +46,11 @@ class GroupRequests(NamedTuple):
 
 
 class StepExchange:
-    """This process's part of the exchange: its requests and its state.
+    """The requests and the checksum of the state that this process contributes to the exchange.
 
-    A request is not an event: before each step, it is derived again from its cause on this worker.
-    So no request is lost, and none has to be withdrawn.
+    A request is not a message that is sent once. Before each step, a function decides whether this
+    worker makes the request in this step. So no request can be lost, and no request has to be
+    withdrawn.
     """
 
     def __init__(self) -> None:
@@ -58,11 +62,12 @@ class StepExchange:
 
     @contextlib.contextmanager
     def asking(self, request: Request, asks: Callable[[], bool]) -> Iterator[None]:
-        """Within this context, each step carries a request if a function returns True.
+        """Makes each step in this context carry a request if `asks` returns True.
 
         Args:
             request: the request.
-            asks: called before each step; returns whether this worker makes the request.
+            asks: called before each step. Returns whether this worker makes the request in this
+                step.
         """
         before = dict(self._asks)
         self._asks[request] = asks
@@ -72,7 +77,7 @@ class StepExchange:
             self._asks, self._granted = before, Request(0)
 
     def is_granted(self, request: Request) -> bool:
-        """Whether any worker made the request before the last step; equal on all workers."""
+        """Whether any worker made the request in the last step; the same on all workers."""
         return request in self._granted
 
     def grant(self, asked: Request) -> None:
@@ -88,19 +93,19 @@ class StepExchange:
         return wanted
 
     def publish(self, state: int = 0) -> None:
-        """Publishes the requests and the state to the next step.
+        """Sets the requests and the checksum of the state that the next step sends.
 
         Args:
-            state: a 30-bit number that must be equal on all workers.
+            state: a 30-bit checksum that must be equal on all workers.
         """
         self._state = state
         self._publish(0)
 
     def publish_rows(self, rows: int) -> None:
-        """Publishes a batch's number of rows to the next step; it must be equal on all workers.
+        """Sets the number of rows that the next step sends. It must be equal on all workers.
 
         Args:
-            rows: the number, less than 2**30; 0 if it is unknown.
+            rows: the number of rows of the whole batch, less than 2**30; 0 if it is unknown.
         """
         self._publish(rows)
 
@@ -113,11 +118,12 @@ class StepExchange:
             tokens.assign(self._made(), tf.constant(numbers, tf.int32))
 
     def in_graph(self, told: tf.Tensor | None = None) -> tf.Tensor:
-        """This worker's contribution, an int32 vector that a step sums over the replicas.
+        """Returns this worker's int32 vector for the exchange. The step sums it over all replicas.
 
         Args:
-            told: `told_rows` of the batch, or an empty vector on a worker without a batch; None
-                for the published number.
+            told: the encoded number of rows that the batch contains (see `told_rows`), or an empty
+                vector on a worker without a batch. None to send the number that was passed to
+                `publish_rows`.
         """
         numbers = tf.raw_ops.ReadVariableOp(resource=self._made(), dtype=tf.int32)
         if told is not None:
@@ -133,17 +139,19 @@ class StepExchange:
 
 
 class TracedProgram:
-    """The number that a step contributes for its program, available once the step is traced."""
+    """The checksum that a step sends for its program. It is set once the step is traced."""
 
     def __init__(self) -> None:
         self._resource = tokens.make(_host(), tf.int32, [2 * _NUMBERS])
 
     def note(self, traced_for: str, program: StepFingerprints) -> None:
-        """Sets the program that the step contributes each time it runs.
+        """Sets the checksum that the step sends each time it runs.
 
         Args:
-            traced_for: the conditions of the trace, such as the batch's shapes.
-            program: the program; must be equal on all workers with the same `traced_for`.
+            traced_for: the conditions under which the step was traced, such as the shapes of the
+                batch.
+            program: the fingerprint of the program. It must be equal on all workers that have the
+                same `traced_for`.
         """
         numbers = [zlib.crc32(repr(one).encode()) for one in (traced_for, program.values)]
         with tf.init_scope():
@@ -152,27 +160,28 @@ class TracedProgram:
         last_programs[traced_for] = program
 
     def in_graph(self) -> tf.Tensor:
-        """This worker's contribution, an int32 vector that a step sums over the replicas."""
+        """Returns the program's int32 vector for the exchange. The step sums it over replicas."""
         numbers = tf.raw_ops.ReadVariableOp(resource=self._resource, dtype=tf.int32)
         return tf.ensure_shape(numbers, [2 * _NUMBERS])
 
 
 def untraced() -> tf.Tensor:
-    """The contribution of an untraced step, in the form of `TracedProgram.in_graph`."""
+    """Returns zeros in place of `TracedProgram.in_graph`, for a step without a traced program."""
     return tf.zeros([2 * _NUMBERS], tf.int32)
 
 
 def heard(sums: tf.Tensor, replicas: Any, unlike_rows: Any) -> tf.Tensor:
-    """Evaluates the exchange of a step, as numbers that can be added over steps.
+    """Evaluates the sums of an exchange. The results of several steps can be added up.
 
     Args:
         sums: the sums of `StepExchange.in_graph` and `TracedProgram.in_graph` over the replicas,
             an int32 vector.
         replicas: the number of replicas, int32.
-        unlike_rows: the number of row counts that do not match shares of one batch, int32.
+        unlike_rows: the number of row counts that differ from the shares of one batch, int32; see
+            `unlike_shares`.
 
     Returns:
-        An int32 vector for `as_heard`.
+        An int32 vector that `as_heard` decodes.
     """
     requests, numbers = sums[: len(Request)], tf.reshape(sums[len(Request) :], [-1, 2])
     differ = tf.cast(numbers[:, 0] * numbers[:, 0] != numbers[:, 1] * replicas, tf.int32)
@@ -181,17 +190,17 @@ def heard(sums: tf.Tensor, replicas: Any, unlike_rows: Any) -> tf.Tensor:
 
 
 def rows_of_heard(numbers: tf.Tensor) -> tf.Tensor:
-    """The part of the result of `heard` that is 0 if all workers have shares of one batch."""
+    """Returns the element of `heard`'s result that is 0 if all workers have shares of one batch."""
     return numbers[len(Request)]
 
 
 def heard_nothing() -> tf.Tensor:
-    """The result of `heard` for a single replica without requests."""
+    """Returns the result of `heard` for a single replica that makes no requests."""
     return tf.zeros([len(Request) + 1 + 3 * _HALVES], tf.int32)
 
 
 def as_heard(numbers: Sequence[int]) -> GroupRequests:
-    """Decodes the sum of the results of `heard` over steps."""
+    """Decodes the result of `heard`, or the sum of its results over several steps."""
     if not any(numbers):
         return _NOTHING
     asked = Request(0)
@@ -206,8 +215,9 @@ def as_heard(numbers: Sequence[int]) -> GroupRequests:
 
 _NOTHING = GroupRequests(Request(0))
 
-# Each number is sent as two halves and their squares. The numbers of all workers are equal if n
-# times the sum of the squares equals the square of the sum, both modulo 2 ** 32.
+# Each number is sent as two halves and the squares of the halves. The halves of all n workers count
+# as equal if n times the sum of the squares equals the square of the sum. Both are computed modulo
+# 2 ** 32.
 _HALVES = 2
 _NUMBERS = 2 * _HALVES
 _TOLD = len(Request) + 2 * _NUMBERS
@@ -230,7 +240,7 @@ last_programs: dict[str, StepFingerprints] = {}
 
 
 def count_rows(batch: Any) -> tf.Tensor:
-    """The number of rows of a batch: the first dimension of its first component."""
+    """Returns the number of rows of a batch, the first dimension of its first component."""
     for component in tf.nest.flatten(batch):
         if component is None or isinstance(component, tf.experimental.Optional):
             continue
@@ -244,12 +254,12 @@ def count_rows(batch: Any) -> tf.Tensor:
 
 
 def count_local_rows(strategy: tf.distribute.Strategy, batch: Any) -> tf.Tensor:
-    """The rows of all local replicas, from the first component with rows; an int32 scalar.
+    """Counts the rows of all local replicas in the first component that has rows; an int32 scalar.
 
     Args:
         strategy: the strategy that has distributed the batch.
-        batch: a nest of tensors or of the local replicas' tensors; with a single replica, anything
-            that a custom step accepts, possibly without rows.
+        batch: a nest of tensors or of per-replica values. With a single replica, it may be anything
+            that a custom step accepts, even without rows.
     """
     for component in tf.nest.flatten(batch):
         parts = [v for v in strategy.experimental_local_results(component) if _has_rows(v)]
@@ -266,13 +276,16 @@ def exchange_rows(
     awaited: bool = False,
     told: tf.Tensor | None = None,
 ) -> RowCounts:
-    """Counts the rows of all replicas, which hold the batch in order; called by each replica.
+    """Exchanges the row counts of all replicas. Every replica must call this function.
+
+    The rows of a replica follow the rows of the previous replica in the whole batch.
 
     Args:
         batch: the replica's rows.
-        program: the program of the step.
-        shared: whether the replicas hold shares of one batch that every replica has in full.
-        awaited: whether the forward pass waits for the result; see `once_compared`.
+        program: the checksum of the step's program, which is exchanged as well.
+        shared: whether every worker has the whole batch, so that each replica takes a share of it.
+            If so, the row counts must match these shares.
+        awaited: whether the forward pass must wait for the result, as with `once_compared`.
         told: as for `StepExchange.in_graph`.
     """
     rows = _same_rows(batch)
@@ -280,7 +293,8 @@ def exchange_rows(
     replica, replicas = extended.place_here()
     own = tf.one_hot(replica, replicas, on_value=rows, off_value=0, dtype=tf.int32)
     own = tf.concat([own, step_exchange.in_graph(told), program.in_graph()], axis=0)
-    # Unless `awaited`, the forward pass does not need the number of rows.
+    # Unless `awaited` is set, the forward pass does not need the row counts, so the exchange may
+    # overlap with it.
     with contextlib.nullcontext() if awaited else overlapping():
         sums = extended.sum_over_replicas(own, "rows")
     counts, ends = sums[:replicas], tf.cumsum(sums[:replicas])
@@ -295,11 +309,11 @@ def exchange_rows(
 
 
 def once_compared(batch: Any, counted: RowCounts) -> Any:
-    """Returns a batch once all workers are known to have shares of one batch.
+    """Returns a batch that waits for a check that all workers have shares of the same batch.
 
     Each worker traces the step for the number of rows of its own batch. If these numbers differed,
-    the step could fail in many ways. If the assertion fails, it fails on all workers, before any
-    other communication, and the group remains usable.
+    the step could fail in many ways. The check fails on all workers, before any other
+    communication, so that the group remains usable.
 
     Args:
         batch: the replica's rows.
@@ -311,7 +325,7 @@ def once_compared(batch: Any, counted: RowCounts) -> Any:
 
 
 def finds_unlike_shares(error: tf.errors.InvalidArgumentError) -> bool:
-    """Whether an error was raised by `once_compared`."""
+    """Whether an error is the failure of the check in `once_compared`."""
     return _UNLIKE_SHARES in str(error)
 
 
@@ -319,13 +333,15 @@ _UNLIKE_SHARES = "The workers have shares of batches with different numbers of r
 
 
 def unlike_shares(counts: tf.Tensor, total: tf.Tensor, devices: int = 1) -> tf.Tensor:
-    """The number of row counts that do not match the shares of one batch, an int32 scalar.
+    """Returns how many row counts differ from the shares of one batch, as an int32 scalar.
+
+    A share is the number of rows that `shares.take_share` would take for a replica.
 
     Args:
-        counts: the number of rows of each replica, or of each `devices` successive replicas
-            together, an int32 vector.
+        counts: an int32 vector of the number of rows of each replica, or of each group of `devices`
+            successive replicas.
         total: the sum of `counts`.
-        devices: the number of replicas per count.
+        devices: the number of replicas per element of `counts`.
     """
     replicas = (counts.shape[0] or tf.size(counts)) * devices
     shares = total // replicas + tf.cast(tf.range(replicas) < total % replicas, tf.int32)
@@ -335,7 +351,7 @@ def unlike_shares(counts: tf.Tensor, total: tf.Tensor, devices: int = 1) -> tf.T
 
 
 def _same_rows(batch: Any) -> tf.Tensor:
-    """The number of rows of a batch, which all dense components must have."""
+    """Returns the number of rows of a batch. Its dense components must all have this number."""
     rows = count_rows(batch)
     dense = [leaf for leaf in tf.nest.flatten(batch) if isinstance(leaf, tf.Tensor)]
     counts = [tf.shape(leaf)[0] for leaf in dense if leaf.shape.rank and leaf.shape[0] is None]
@@ -356,13 +372,13 @@ _UNLIKE_ROWS = (
 def gather_sparse(
     own: tf.SparseTensor, first_row: Any, total: Any, gather: Callable[[tf.Tensor], tf.Tensor]
 ) -> tf.SparseTensor:
-    """The rows of all replicas, indexed as in the whole batch.
+    """Gathers a sparse tensor from all replicas, with row indices in the whole batch.
 
     Args:
-        own: this replica's rows.
+        own: this replica's rows of the sparse tensor.
         first_row: the index of this replica's first row in the whole batch.
         total: the number of rows of the whole batch.
-        gather: gathers the rows of a dense tensor.
+        gather: gathers the rows of a dense tensor from all replicas.
     """
     others = own.dense_shape[1:]
     shift = tf.concat([[tf.cast(first_row, tf.int64)], tf.zeros_like(others)], axis=0)
@@ -371,5 +387,5 @@ def gather_sparse(
 
 
 def _has_rows(component: Any) -> bool:
-    # False also for a tensor of unknown rank, which may be a scalar.
+    # The result is False also for a tensor of unknown rank, because it may be a scalar.
     return bool(tf.TensorShape(getattr(component, "shape", ())).rank)

@@ -1,4 +1,4 @@
-"""The functions that Keras's loops call for each step when training on several workers."""
+"""The step functions of `fit`, `evaluate` and `predict` under a tfdist strategy."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ from tfdist.errors import ProgramMismatchError
 
 
 def wait_for(take: Callable[[], Any]) -> Any:
-    """Takes a batch or a `tf.experimental.Optional`, and records when the wait for it begins.
+    """Takes the next batch of an iterator, and records when the wait for the batch begins.
 
-    Works eagerly and in a graph. Call `received` afterwards.
+    This function works eagerly and in a graph. Call `received` with its result.
 
     Args:
-        take: takes the batch from an iterator.
+        take: takes the batch from the iterator, or a `tf.experimental.Optional` of it.
     """
     if not native.has_ops():
         return take()
@@ -61,7 +61,7 @@ def wait_for(take: Callable[[], Any]) -> Any:
 
 
 def received(batch: Any) -> Any:
-    """Returns a batch from `wait_for`, and records that the wait has ended."""
+    """Records that the wait for a batch of `wait_for` has ended, and returns the batch."""
     if native.has_ops():
         parts = [] if tf.executing_eagerly() else tf.nest.flatten(batch, expand_composites=True)
         with tf.control_dependencies([part for part in parts if tf.is_tensor(part)]):
@@ -77,14 +77,15 @@ def run_eager_step(
     *,
     shared: bool,
 ) -> tuple[Any, Any, Any]:
-    """Runs `train_step` or `test_step` on the whole batch, on each replica.
+    """Runs `train_step` or `test_step` eagerly. Each replica computes all rows of the whole batch.
 
     Args:
         model: the model.
         step_function: `model.train_step` or `model.test_step`.
         batch: the rows of the local replicas.
-        told: the number of rows of the whole batch, as encoded in the shares; see `WithRows`.
-        shared: whether the replicas hold shares of one batch that every replica has in full.
+        told: the encoded number of rows of the whole batch, if the batch contains it (see
+            `WithRows`); else None.
+        shared: as for `exchange_rows`.
 
     Returns:
         The same as `run_partitioned_step`.
@@ -118,13 +119,13 @@ def run_eager_step(
 def run_eager_prediction(
     model: keras.Model, batch: Any, told: Any = None, *, shared: bool
 ) -> tuple[Any, Any]:
-    """Runs `predict_step` on the whole batch, on each replica.
+    """Runs `predict_step` eagerly. Each replica computes all rows of the whole batch.
 
     Args:
         model: the model.
         batch: the rows of the local replicas.
         told: as for `run_eager_step`.
-        shared: as for `run_eager_step`.
+        shared: as for `exchange_rows`.
 
     Returns:
         The same as `run_partitioned_prediction`.
@@ -143,7 +144,7 @@ def run_eager_prediction(
 def _exchanged(
     strategy: tf.distribute.Strategy, batch: Any, told: Any, *, shared: bool
 ) -> tf.Tensor:
-    """The number of rows of the whole batch, followed by the values that the workers exchanged."""
+    """Exchanges the workers' row counts. Returns their sum, followed by the result of `heard`."""
     extended = extended_of(strategy)
     rank, workers = extended.workers.place()
     own = tf.one_hot(rank, workers, count_local_rows(strategy, batch), 0, dtype=tf.int32)
@@ -166,13 +167,13 @@ def _of_first(strategy: tf.distribute.Strategy, results: Any) -> Any:
 
 
 def _summed(model: keras.Model) -> list[Any]:
-    """The metric variables that have the sum of the replicas' copies as their value."""
+    """Returns the metric variables with a value that is the sum of the replicas' copies."""
     summed = tf.VariableAggregation.SUM
     return [v for v in metric_state.metric_variables(model) if v.value.aggregation == summed]
 
 
 def _gathered(strategy: tf.distribute.Strategy, batch: Any) -> Any:
-    """The batch with the rows of all replicas."""
+    """Returns the batch with the rows of all replicas."""
 
     def gather(leaf: Any) -> Any:
         parts = list(strategy.experimental_local_results(leaf))
@@ -196,14 +197,14 @@ def _gathered_sparse(extended: ReplicatedExtended, parts: Any) -> tf.SparseTenso
 
 
 class _ModelStep:
-    """The step of a model on one batch, in a graph or eagerly.
+    """Runs a model's step on one batch, in a graph or eagerly.
 
     Args:
         model: the model, compiled under a tfdist strategy.
         step_function: `model.train_step` or `model.test_step`.
 
     Attributes:
-        is_alone: whether there is a single replica, now and later.
+        is_alone: whether there is a single replica, and there will never be another one.
     """
 
     def __init__(self, model: keras.Model, step_function: Callable[[Any], Any]) -> None:
@@ -212,7 +213,7 @@ class _ModelStep:
         self.is_alone = not extended_of(self._strategy).communicates
 
     def compile(self, late: DeferralTrial | None = None) -> Callable[..., Any]:
-        """Returns the function that runs the step, given a batch and its form.
+        """Returns the function that runs the step, given a batch and its `BatchForm`.
 
         Args:
             late: as for `run_partitioned_step`.
@@ -253,8 +254,8 @@ class _Steps:
     Args:
         model: the model.
         run_step: the compiled step.
-        kept_totals: keeps the totals of the metrics on each worker; None if they are not kept.
-        is_alone: whether there is a single replica, now and later.
+        kept_totals: stores the totals of the metrics after each step; None if they are not stored.
+        is_alone: whether there is a single replica, and there will never be another one.
     """
 
     def __init__(
@@ -273,9 +274,10 @@ class _Steps:
         """Runs a step on a batch.
 
         Returns:
-            The logs and the totals of the metrics; and a vector: the number of this worker's rows,
-            the number of rows of the whole batch as encoded in the batch (0 if it is not), the
-            counted number of all workers' rows, and the values that the workers exchanged.
+            The logs and the totals of the metrics, and a vector. The vector consists of the number
+            of this worker's rows; the number of rows of the whole batch as encoded in the batch, or
+            0 if the batch does not contain it; the number of rows of all workers, as exchanged; and
+            the result of `heard`.
         """
         # Rows are counted on the host, outside the step, since XLA may compile the step for a GPU.
         rows = count_local_rows(self._strategy, without_rows(batch)[0])
@@ -315,15 +317,14 @@ class _Steps:
 
 
 class _Ran(NamedTuple):
-    """The results of an execution of one or more steps.
+    """The results of one call of the step function, which may run several steps.
 
     Attributes:
         logs: the logs of the last step.
-        totals: the totals of the metrics; empty if they were not summed.
+        totals: the totals of the metrics; empty if the step has not summed the metrics.
         steps: the number of steps.
         rows: the sum of the vectors of `_Steps.run_one`.
-        part: the local part of the last batch; None if the batches are read from a TensorFlow
-            iterator.
+        part: the local part of the last batch; None if a TensorFlow iterator provides the batches.
     """
 
     logs: Any
@@ -334,12 +335,13 @@ class _Ran(NamedTuple):
 
 
 class StepFunction:
-    """The function of `fit` and `evaluate`, which maps an iterator's next batches to logs.
+    """The step function of `fit` and `evaluate`, which runs steps on an iterator's next batches.
 
     Args:
         model: the model, compiled under a tfdist strategy.
         step_function: `model.train_step` or `model.test_step`.
-        trains: whether `step_function` is `model.train_step`. If so, steps and rows are recorded.
+        trains: whether `step_function` is `model.train_step`. If so, the numbers of steps and rows
+            are recorded.
     """
 
     def __init__(
@@ -356,7 +358,8 @@ class StepFunction:
         self._several = max(1, model.steps_per_execution)
         kept_totals = metric_state.totals_of(model) if trains else None
         self._keeps_totals = kept_totals is not None
-        # A separate object, since a cycle of references would delay the release of its graphs.
+        # The steps are run by a separate object. If the `tf.function` below held `self`, the cycle
+        # of references would delay the release of its graphs.
         self._steps = _Steps(model, run_step, kept_totals, is_alone=self._is_alone)
         self._steps_of_iterator = self._steps.steps_of_iterator
         if not model.run_eagerly:
@@ -367,7 +370,7 @@ class StepFunction:
         self._state = StateComparison(model)
 
     def run(self, iterator: Iterator[Any]) -> Any:
-        """Runs the next steps, and returns the logs of the last one.
+        """Runs the next steps, and returns the logs of the last step.
 
         Args:
             iterator: yields batches.
@@ -388,7 +391,7 @@ class StepFunction:
         return ran.logs
 
     def _publish_state(self, iterator: Any) -> None:
-        """Publishes the number for this worker's state, which the step compares."""
+        """Sets the checksum of this worker's state, which the next step sends for a comparison."""
         if self._is_alone:
             step_exchange.publish(0)
             return
@@ -441,12 +444,12 @@ class StepFunction:
 
 
 def _no_rows() -> tf.Tensor:
-    """The vector of `_Steps.run_one` if no step runs: zeros."""
+    """Returns the vector of `_Steps.run_one` for the case that no step runs: zeros."""
     return tf.concat([[0, 0, 0], heard_nothing()], axis=0)
 
 
 def _rows_told(strategy: Any, batch: Any) -> tf.Tensor:
-    """The number of rows of the whole batch, if the batch encodes it; else 0."""
+    """Returns the number of rows of the whole batch if the batch contains it, else 0."""
     _, told = without_rows(batch)
     if told is None:
         return tf.constant(0)
@@ -455,7 +458,7 @@ def _rows_told(strategy: Any, batch: Any) -> tf.Tensor:
 
 
 class PredictFunction:
-    """The function of `predict`, which maps a list of batches to the outputs of all rows.
+    """The step function of `predict`, which maps a list of batches to the outputs for all rows.
 
     Args:
         model: the model, compiled under a tfdist strategy.
@@ -470,7 +473,7 @@ class PredictFunction:
         self._state = StateComparison(model)
 
     def run(self, batches: list[Any]) -> Any:
-        """Returns the outputs for the rows of some batches.
+        """Returns the outputs for all rows of the batches.
 
         Raises:
             ProgramMismatchError: the workers have different data, programs or state.
@@ -503,7 +506,7 @@ class PredictFunction:
 
 
 class _PredictStep:
-    """The `predict_step` of a model on one batch, in a graph or eagerly.
+    """Runs a model's `predict_step` on one batch, in a graph or eagerly.
 
     Args:
         model: the model, compiled under a tfdist strategy.
@@ -513,7 +516,7 @@ class _PredictStep:
         self._model, self._strategy = model, model.distribute_strategy
 
     def run(self, batch: Any, form: BatchForm) -> Any:
-        """Returns the outputs and the values that the workers exchanged."""
+        """Returns the outputs and the result of `heard`."""
         alone = not extended_of(self._strategy).communicates
         if tf.executing_eagerly() and not alone:
             batch, told = without_rows(batch)
@@ -537,7 +540,7 @@ class _PredictStep:
 
 
 def shard_batch(strategy: tf.distribute.Strategy, batch: Any) -> Any:
-    """Splits a batch held by all workers into local shards, unless it is already split."""
+    """Takes the local replicas' rows of a batch that all workers hold, if it is not yet split."""
     replicas = strategy.num_replicas_in_sync
     flat = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
     if not extended_of(strategy).communicates or any(
@@ -556,19 +559,19 @@ def shard_batch(strategy: tf.distribute.Strategy, batch: Any) -> Any:
 
 
 class _Sizes:
-    """The number of rows of the first batch; no other number is fixed in a trace."""
+    """Remembers the number of rows of the first batch. Only this number can be static in traces."""
 
     def __init__(self) -> None:
         self._first: int | None = None
 
     def known(self, rows: int | None) -> int | None:
-        """The number of rows of a batch, if it equals that of the first batch; else None."""
+        """Returns `rows` if the first batch had the same number of rows, else None."""
         if self._first is None:
             self._first = rows
         return rows if rows == self._first else None
 
     def forget(self) -> None:
-        """Treats the next batch as the first one, since this batch differs between workers."""
+        """Makes the next batch count as the first one. Called if the workers' batches differ."""
         self._first = None
 
 
@@ -577,10 +580,10 @@ class _LocalPart(NamedTuple):
 
     Attributes:
         strategy: the strategy.
-        shards: the rows of each replica.
+        shards: the rows of each local replica.
         form: the properties of the batch that the model may depend on.
-        sizes: the number of rows of the first batch.
-        rows: the number of rows of the whole batch, if this worker holds it; else 0.
+        sizes: the record of the number of rows of the first batch.
+        rows: the number of rows of the whole batch if this worker holds the whole batch, else 0.
     """
 
     strategy: Any
@@ -591,10 +594,10 @@ class _LocalPart(NamedTuple):
 
     @contextlib.contextmanager
     def compared(self) -> Iterator[None]:
-        """Within this context, a step checks that all workers' batches have equal numbers of rows.
+        """Makes a step in this context check that the workers' batches have equal numbers of rows.
 
         Raises:
-            ProgramMismatchError: the numbers differ.
+            ProgramMismatchError: the batches have different numbers of rows.
         """
         step_exchange.publish_rows(self.rows)
         try:
@@ -605,7 +608,7 @@ class _LocalPart(NamedTuple):
             raise self.unlike_rows() from None
 
     def unlike_rows(self) -> ProgramMismatchError:
-        """The error to raise if the workers' batches differ; called by all workers."""
+        """Returns the error to raise if the workers' batches differ. All workers must call this."""
         self.sizes.forget()
         own = int(count_local_rows(self.strategy, without_rows(self.shards)[0]))
         whole = self.rows or int(_rows_told(self.strategy, self.shards))
@@ -618,14 +621,15 @@ def _local_part(strategy: Any, batch: Any, sizes: _Sizes) -> _LocalPart:
     shards = shard_batch(strategy, batch)
     given = shards is not batch
     form = distribute.form_of(batch) if given else current_context().next_form
-    # In elastic jobs, the sizes of these batches often depend on the number of workers.
+    # In an elastic job, the number of rows is never static, because it often depends on the number
+    # of workers.
     known = None if extended_of(strategy).group.elastic else sizes.known(form.rows)
     rows = int(count_rows(partitioned_step.divided(batch, form))) if given else 0
     return _LocalPart(strategy, shards, form._replace(rows=known, given=given), sizes, rows)
 
 
 def _as_traced(shard: Any, rows: int | None, strategy: Any) -> Any:
-    """A replica's rows; a trace fixes their number only if it is the same on all replicas."""
+    """Returns a replica's rows. Their number is static only if it is the same on all replicas."""
     shard = distribute.without_none_components(shard)
     extended = extended_of(strategy)
     if not extended.group.elastic and fixed_rows(rows, extended.replica_count) is not None:

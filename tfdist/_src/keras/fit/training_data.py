@@ -26,17 +26,18 @@ class TrainingData:
     """The data that a call of `fit` trains on.
 
     Attributes:
-        reentry: keeps the iterators when `fit` is entered again; None if it never is.
-        validation: tracks the validation data; None if its position is not needed.
-        iterators: the number of iterators that shuffle the dataset; each shuffles differently.
-            Keras makes some that it never reads.
-        separate: describes the data if workers read separate batches; None if they divide the same
-            batches.
-        joins: whether the other workers have begun the epoch that is about to be resumed.
-        first_epoch: `initial_epoch` of this call.
-        resumed: whether an epoch has been resumed at the position of another process.
-        skipped: the number of batches read to reach a position, and the seconds that this took;
-            None if none were read.
+        reentry: continues with the same iterators when `fit` is entered again; None if `fit` is
+            entered only once.
+        validation: tracks the validation data; None if the position in it is not needed.
+        iterators: the number of iterators that have been created over the dataset. Each of them
+            shuffles differently. The number includes iterators that Keras never reads.
+        separate: describes data from which the workers read separate batches; None if all workers
+            divide the same batches.
+        joins: whether this worker joins an epoch that the other workers have already begun.
+        first_epoch: the `initial_epoch` of this call of `fit`.
+        resumed: whether this process has continued an epoch that another process had begun.
+        skipped: the number of batches that were read and discarded to reach a position, and the
+            seconds that this took; None if no batches were discarded.
     """
 
     def __init__(self) -> None:
@@ -45,7 +46,7 @@ class TrainingData:
         self.separate: SeparateBatches | None = SeparateBatches()
         self._first = FirstIterator(lambda: self.reentry is not None)
         self.first_epoch = 0
-        self._last_epochs: Any = None  # Keras's epoch iterator of the last entry
+        self._last_epochs: Any = None  # Keras's epoch iterator since the last entry
         self._begin()
 
     def _begin(self) -> None:
@@ -59,7 +60,10 @@ class TrainingData:
         self.resumed = self.joins = False
 
     def belongs_to(self, epochs: Any) -> bool:
-        """Whether an epoch iterator of Keras reads this data, as the first one of `fit` does."""
+        """Whether a Keras epoch iterator reads the training data.
+
+        The first epoch iterator for which this method is called in an entry of `fit` does so.
+        """
         if self._epochs is None:
             self._epochs = self._last_epochs = epochs
             self._states = IteratorStates(epochs)
@@ -72,7 +76,7 @@ class TrainingData:
 
     @property
     def batch_size(self) -> BatchSize | None:
-        """The size of batches, if it changes with the group."""
+        """The size of the batches if it depends on the number of workers, else None."""
         size = None if self.reentry is None else self.reentry.batch_size
         return size if size is not None and size.is_kept else None
 
@@ -95,14 +99,15 @@ class TrainingData:
         iterators.set_number_of_batches(self._epochs, number)
 
     def follow(self, position: Position, *, anew: bool = False) -> None:
-        """Sets the size of batches to the size at a position.
+        """Makes the batches have the same size as at a position.
 
         Args:
             position: the position in the data.
-            anew: whether the next epoch reads the data from its beginning.
+            anew: whether the next epoch reads the data from the beginning, so that the size at the
+                position need not be possible.
 
         Raises:
-            SnapshotError: this call of `fit` cannot use that size.
+            SnapshotError: this call of `fit` cannot form batches of that size.
         """
         if position.rows is not None and self.batch_size is not None:
             self.batch_size.keep(position.rows)
@@ -110,12 +115,12 @@ class TrainingData:
             position.check_dataset_batches()
 
     def enter_again(self) -> None:
-        """Lets `fit` be entered again with this data."""
+        """Prepares this data for another entry of `fit`."""
         self._epochs = None
 
     @property
     def obstacle(self) -> str:
-        """The reason why this process cannot restart its data; "" if it can."""
+        """The reason why this process cannot read its data again from the start; "" if it can."""
         return "" if self._last_adapter is None else self._first.obstacle(self._last_adapter)
 
     @property
@@ -123,7 +128,7 @@ class TrainingData:
         return getattr(self._last_epochs, "data_adapter", None)  # None until Keras sets it
 
     def begin_anew(self) -> None:
-        """Makes the next entry of `fit` read the data as in a process that has just started."""
+        """Makes the next entry of `fit` read the data from the beginning, as in a new process."""
         iterators.stop_reading(self._last_adapter)
         self._first.comes_again()
         if self.validation is not None:
@@ -132,7 +137,7 @@ class TrainingData:
 
     @property
     def adapter(self) -> Any:
-        """Keras's adapter of the data."""
+        """Keras's data adapter."""
         return self._epochs.data_adapter
 
     @property
@@ -145,7 +150,7 @@ class TrainingData:
         self._at_epoch = random_states()
 
     def read(self, *, epoch_ends: bool) -> Position:
-        """The current position, between two steps.
+        """Returns the current position. This method must be called between two steps.
 
         Args:
             epoch_ends: whether all batches of the epoch have been trained.
@@ -179,10 +184,10 @@ class TrainingData:
         )
 
     def read_trained(self, batches: int) -> Position:
-        """The position after the trained batches, even if the next one has already been read.
+        """Returns the position after the trained batches, even if the next batch has been read.
 
         Args:
-            batches: the number of trained batches of the epoch that was read last.
+            batches: the number of trained batches of the last epoch from which batches were read.
         """
         assert self.reentry is not None
         position = self.read(epoch_ends=self.reentry.has_ended)
@@ -201,7 +206,7 @@ class TrainingData:
         )
 
     def resume_between_epochs(self, position: Position, epoch: int) -> None:
-        """Continues after the last batch of an epoch; called before the next epoch begins.
+        """Moves to a position at the end of an epoch. Called before the next epoch begins.
 
         Args:
             position: the position in the data.
@@ -218,13 +223,13 @@ class TrainingData:
     def resume_within_epoch(
         self, position: Position, epoch: int, batch: int, ready: Callable[[], object]
     ) -> None:
-        """Continues within an epoch, once it has begun.
+        """Makes the next epoch begin at a position within this epoch.
 
         Args:
             position: the position in the data.
             epoch: the number of epochs that have ended.
-            batch: the number of batches of the epoch that have been trained.
-            ready: called when the epoch has begun, before its next batch is trained.
+            batch: the number of batches that have been trained in the epoch of the position.
+            ready: called when the position has been reached, before the next batch is trained.
         """
         epochs = self._replay_epochs(position, epoch)
         self.follow(position)
@@ -233,10 +238,10 @@ class TrainingData:
         self._resume_at = position, epochs, batch, ready
 
     def advance(self, advance: Callable[[], Any], begun: Callable[[Any], object]) -> Any:
-        """Returns an epoch's next step: the numbers of its first and last batch, and the iterator.
+        """Returns an epoch's next step: the indices of its first and last batch, and the iterator.
 
         Args:
-            advance: Keras's function for the next step.
+            advance: Keras's function that returns the next step.
             begun: called with each new iterator.
         """
         if self.reentry is not None and self.reentry.stops():
@@ -248,11 +253,13 @@ class TrainingData:
             return self._taken(self._with_new(advance(), begun))
         position, epochs, batch, ready = self._resume_at
         self._resume_at, self.resumed = None, True
-        # The last of the iterators is made below.
+        # `advance` below creates the last of these iterators.
         self._first.make(self._epochs, position.iterators - 1, epochs)
         step = advance()
         self._first.made(step[-1])
-        if position.batches or position.begun:  # Else `begun` took no batch before the position.
+        # If `begun` had been called before the position was saved, it must be called here as well,
+        # before the iterator is moved. Otherwise, it is called afterwards.
+        if position.batches or position.begun:
             self._with_new(step, begun)
         replay = self.reentry.replay if self.reentry is not None and self.batch_size else None
         if self.separate is None or not (self.joins and self.separate.is_shared_out):
@@ -290,7 +297,7 @@ class TrainingData:
         self._in_all, self._at_epoch = position.in_all, position.at_epoch
 
     def _replay_epochs(self, position: Position, epoch: int) -> int:
-        """Repeats past epochs' effects on the data, such as shuffles; returns their number."""
+        """Repeats the effects of past epochs on the data; returns the number of these epochs."""
         epochs = max(epoch - self.first_epoch, 0)
         iterators.replay_epochs(self._epochs.data_adapter, epochs)
         set_random_states(position.at_epoch)
@@ -299,20 +306,20 @@ class TrainingData:
 
 @contextlib.contextmanager
 def tracked_data() -> Iterator[TrainingData]:
-    """Within this context, `current_data()` returns the training data of this thread's `fit`."""
+    """Creates the `TrainingData` that `current_data()` returns in this context."""
     data = TrainingData()
     with entered(dataclasses.replace(current_context(), training_data=data)):
         yield data
 
 
 def current_data() -> TrainingData | None:
-    """The data of this thread's `fit`, if its position is tracked; else None."""
+    """Returns the training data of this thread's `fit`, if it is tracked; else None."""
     data = current_context().training_data
     return data if isinstance(data, TrainingData) else None
 
 
 def take_batches_done() -> int:
-    """The number of batches already trained in the step that Keras's loop is about to run."""
+    """Returns, and resets, the number of batches in Keras's next step that are already trained."""
     data = current_data()
     if data is None or data.reentry is None:
         return 0

@@ -1,9 +1,9 @@
 """Tracks the validation data of a call of `fit`.
 
 Each validation reads its data with a new iterator, which may shuffle differently from the previous
-one. If a validation is repeated because a worker was lost, it reads the same data again. New
-workers read the same data as the others. A resumed training continues with the data that it would
-have read next.
+one. If a validation is repeated because a worker was lost, it reads the same data again. Workers
+that join read the same data as the other workers. A resumed training run continues with the
+validation data that the interrupted run would have read next.
 """
 
 from collections.abc import Callable
@@ -26,11 +26,12 @@ class NextValidation(NamedTuple):
     """The data that the next validation reads.
 
     Attributes:
-        position: the start of an iterator; None if no iterator has been made, or if its position
-            cannot be saved.
-        again: whether the next validation begins at this position, rather than with a later
-            iterator.
-        made: the number of iterators made after the one that begins at this position.
+        position: the serialized start of an iterator; None if no iterator has been created, or if
+            its position cannot be saved.
+        again: whether the next validation begins at this position. If not, it reads an iterator
+            that was created later.
+        made: the number of iterators that were created after the iterator that begins at this
+            position.
     """
 
     position: bytes | None = None
@@ -42,14 +43,15 @@ class TrainingIterators(Protocol):
     """Iterators over the training data.
 
     Attributes:
-        iterators: the number of iterators made so far; each shuffles differently.
+        iterators: the number of iterators that have been created so far. Each of them shuffles
+            differently.
     """
 
     iterators: int
 
     @property
     def adapter(self) -> Any:
-        """Keras's adapter of the data."""
+        """Keras's data adapter."""
 
 
 class ValidationData:
@@ -57,7 +59,7 @@ class ValidationData:
 
     Args:
         model: the model in training.
-        broadcast: sends bytes from one rank to all workers; called by all workers.
+        broadcast: sends bytes from one rank to all workers. All workers must call it.
     """
 
     def __init__(self, model: Any, broadcast: Callable[[bytes, int], bytes]) -> None:
@@ -69,12 +71,12 @@ class ValidationData:
         self._first: bytes | None = None  # the start of the first iterator
         self._beginning: bytes | None = None  # the start of the last validation
         self._again: bytes | None = None  # the start of the next validation, if known
-        self._before: NextValidation | None = None  # an iterator before the next validation's
-        self._made = 0  # iterators in the last validation
-        self._made_before = 0  # iterators over the training data before the last validation
+        self._before: NextValidation | None = None  # see `NextValidation`
+        self._made = 0  # the number of iterators in the last validation
+        self._made_before = 0  # the number of training iterators before it
 
     def belongs_to(self, epochs: Any) -> bool:
-        """Whether a loop over one of Keras's epoch iterators is validation in `fit`."""
+        """Whether a Keras epoch iterator reads the validation data of `fit`."""
         return validation_epochs(self._model) is epochs
 
     def begins(self, epochs: Any, training: TrainingIterators, epoch: int) -> None:
@@ -96,16 +98,18 @@ class ValidationData:
             training.iterators = self._made_before
 
     def iterator_is_made(self, training: TrainingIterators) -> None:
-        """Counts a new iterator over the data. Keras makes some that it never reads."""
+        """Counts a new iterator over the data, even if Keras never reads this iterator."""
         self._made += 1
         training.iterators += self._common
 
     def step(self, epochs: Any, iterator: Any) -> None:
-        """Moves the iterator to its start before the first step; called before each step.
+        """Moves the iterator to the start of the validation data if the next step is the first.
+
+        This method must be called before each step.
 
         Args:
             epochs: Keras's epoch iterator.
-            iterator: the step's iterator.
+            iterator: the iterator that the step reads.
         """
         if not self._begins:
             return
@@ -113,7 +117,8 @@ class ValidationData:
         again, self._again = self._again, None
         before, self._before = self._before, None
         if self._shuffles:
-            # With a common shuffle, the position in the training data determines this one.
+            # If the training data has the same shuffle, the position in the training data also
+            # determines this position.
             if before is not None and not self._common:
                 made, again = self._made, _following(before, epochs, iterator)
                 self._made = made
@@ -126,10 +131,11 @@ class ValidationData:
             set_position(iterator, again)
 
     def group_changes(self, epoch: int, *, is_new: bool, others_came: bool) -> None:
-        """Makes Keras distribute the data again; called by all workers.
+        """Makes Keras distribute the data again after a group change. All workers must call this.
 
         Args:
-            epoch: the epoch that all workers enter; its validation is repeated if it has begun.
+            epoch: the epoch that all workers enter. If its validation has begun, the validation is
+                repeated.
             is_new: whether this worker has just joined.
             others_came: whether any worker has just joined.
         """
@@ -142,7 +148,7 @@ class ValidationData:
 
     @property
     def shares_shuffles(self) -> bool:
-        """Whether the data has a shuffle in common with the training data."""
+        """Whether the validation data and the training data have a shuffle in common."""
         return self._common
 
     @property
@@ -153,18 +159,18 @@ class ValidationData:
         return NextValidation(self._beginning, made=max(self._made - 1, 0))
 
     def begin_anew(self) -> None:
-        """Resets the data to its state in a process that has just started."""
+        """Makes the next validation read the data from the beginning, as in a new process."""
         self._again, self._before = self._first, None
         self._beginning, self._epoch = None, -1
 
     def resume(self, following: NextValidation) -> None:
-        """Continues with the data that another call of `fit` would have read next."""
+        """Makes the next validation read the data that another call of `fit` would read next."""
         if following.position is not None:
             self._again = following.position if following.again else None
             self._before = None if following.again else following
 
     def _take_over(self, epochs: Any, again: bytes | None) -> bytes | None:
-        """Sends the starting position to workers that joined after the last validation."""
+        """Sends the starting position to the workers that lack it, and returns it."""
         group = extended_of(made_under(epochs)).group
         lacking = group.exchange("validation data", "lacks" if self._lacks else "")
         if "" not in lacking:
@@ -178,7 +184,7 @@ class ValidationData:
 
 
 def _following(before: NextValidation, epochs: Any, iterator: Any) -> bytes | None:
-    """The start of the next iterator, given the start of an earlier one."""
+    """Returns the start of the next iterator, given the start of an earlier iterator."""
     assert before.position is not None
     set_position(iterator, before.position)
     for _ in range(before.made):

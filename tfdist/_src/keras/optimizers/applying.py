@@ -1,10 +1,12 @@
 """The optimizers of a model: how they are built, and how they accumulate gradients.
 
-Also selects the variables of the optimizers and the model that are common to all replicas.
+This module also finds the variables of the model and of its optimizers that are equal on all
+replicas.
 
-Usually each replica accumulates its own gradients, so that they cross the network once per update.
-A lost worker's accumulated gradients would be lost with it. So if the group of workers may change,
-the gradients of every batch are summed first, and all replicas accumulate the same sums.
+With gradient accumulation, each replica usually accumulates its own gradients, so that the
+gradients are communicated only once per update. However, if a worker is lost, the gradients that it
+has accumulated are lost as well. So if the group of workers may change, the gradients of every
+batch are summed first, and all replicas accumulate the same sums.
 """
 
 import contextlib
@@ -38,15 +40,15 @@ from tfdist.errors import UnsupportedError
 
 
 def optimizers_of(model: keras.Model) -> dict[str, Any]:
-    """A model's optimizers by name.
+    """Returns a model's optimizers, keyed by names.
 
     Args:
         model: a compiled model.
 
     Returns:
-        `"optimizer"` for the one that was passed to `compile`, if any, then `"optimizer NAME"` for
-        each other optimizer that is an attribute of the model, or `"optimizer NAME/KEY"` for one in
-        a list or dict.
+        The key is `"optimizer"` for the optimizer that was passed to `compile`, if any. It is
+        `"optimizer NAME"` for each other optimizer that is an attribute of the model, or
+        `"optimizer NAME/KEY"` for an optimizer in a list or dict.
 
     Example:
         >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
@@ -77,13 +79,13 @@ def _named(items: Iterable[tuple[Any, Any]], prefix: str = "") -> Iterator[tuple
 
 
 def replicated_variables(model: keras.Model) -> dict[str, Any]:
-    """The replicated weights of a model, and the replicated state of its optimizers.
+    """Returns a model's weights and the part of its optimizers' state that all replicas share.
 
-    Excludes accumulated gradients and the slots of a sharded optimizer, which differ between
-    replicas.
+    The result contains neither accumulated gradients nor the slots of sharded optimizers, because
+    both differ between replicas.
 
     Returns:
-        Keras variables, by names that are equal on all workers.
+        Keras variables, keyed by names that are the same on all workers.
     """
     found = {f"weight {i}": variable for i, variable in enumerate(model.weights)}
     for name, outermost in optimizers_of(model).items():
@@ -93,13 +95,13 @@ def replicated_variables(model: keras.Model) -> dict[str, Any]:
 
 
 def replicated_state(optimizer: Any) -> list[Any]:
-    """The variables of an optimizer that are common to all replicas."""
+    """Returns the variables of an optimizer that are equal on all replicas."""
     own = own_state(optimizer)
     return [v for v in optimizer.variables if id(v) not in own]
 
 
 def own_state(optimizer: Any) -> set[int]:
-    """The identities of an optimizer's Keras variables that differ between replicas."""
+    """Returns the `id`s of an optimizer's Keras variables that differ between replicas."""
     updating = updating_optimizers(optimizer)
     own = {id(v) for one in updating for v in accumulators(one)}
     sharded = [one for one in updating if sharded_by(one) is not None]
@@ -110,7 +112,7 @@ _sums: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def accumulates_sums(optimizer: Any) -> bool:
-    """Whether a step sums gradients before the optimizer accumulates them."""
+    """Whether gradients are summed over the replicas before the optimizer accumulates them."""
     return optimizer in _sums
 
 
@@ -119,13 +121,13 @@ def accumulates_own(outermost: Any, extended: ReplicatedExtended) -> bool:
 
     Args:
         outermost: the model's optimizer.
-        extended: the engine of the model's strategy.
+        extended: the `extended` object of the model's strategy.
     """
     optimizers = updating_optimizers(outermost)
     if extended.in_stages:
         return not all(map(accumulates_sums, optimizers))
-    # A loss-scaling optimizer sums the gradients before it applies the inner optimizer, unless they
-    # are compressed or the inner optimizer is sharded.
+    # A loss-scaling optimizer sums the gradients before it calls the inner optimizer, unless the
+    # gradients are compressed or the inner optimizer is sharded.
     scales = isinstance(outermost, keras.optimizers.LossScaleOptimizer)
     compresses = extended.compressor is not None and extended.compressor.active
     if scales and not compresses and not any(map(is_sharded, optimizers)):
@@ -134,11 +136,14 @@ def accumulates_own(outermost: Any, extended: ReplicatedExtended) -> bool:
 
 
 def accumulate_sums(model: keras.Model, *, joins: bool) -> None:
-    """Makes the model's optimizers accumulate sums from now on; called by all workers.
+    """Makes the model's optimizers accumulate gradients that are summed over the replicas.
+
+    All workers must call this function. Gradients that have already been accumulated are summed.
 
     Args:
-        model: about to be trained, in a step that is retraced.
-        joins: whether this worker is about to join others, which do not call this.
+        model: the model, which is about to be trained. Its step must be traced again.
+        joins: whether this worker is about to join other workers. In this case, the other workers
+            do not call this function, and this worker sums nothing.
     """
     extended = extended_of(model.distribute_strategy)
     for outermost in optimizers_of(model).values():
@@ -146,7 +151,7 @@ def accumulate_sums(model: keras.Model, *, joins: bool) -> None:
         for optimizer in updating_optimizers(outermost):
             if not optimizer.gradient_accumulation_steps or accumulates_sums(optimizer):
                 continue
-            if is_sharded(optimizer):  # which sums the gradients of every batch anyway
+            if is_sharded(optimizer):  # It sums the gradients of every batch anyway.
                 continue
             _sums.add(optimizer)
             if own and not joins:
@@ -163,7 +168,7 @@ def _sum(accumulator: Any, extended: ReplicatedExtended) -> None:
 
 @contextlib.contextmanager
 def updating(variables: Sequence[Any]) -> Iterator[OptimizerUpdate]:
-    """Within this context, an optimizer of this thread updates these variables."""
+    """Records, in this context, that an optimizer of this thread updates these variables."""
     outer, this_thread.update = this_thread.update, OptimizerUpdate(variables)
     try:
         yield this_thread.update
@@ -172,31 +177,33 @@ def updating(variables: Sequence[Any]) -> Iterator[OptimizerUpdate]:
 
 
 def updated_now() -> Sequence[Any]:
-    """The variables that an optimizer of this thread is updating."""
+    """Returns the variables that an optimizer of this thread is currently updating."""
     return this_thread.update.variables
 
 
 def begin_update(gradients: Sequence[Any]) -> None:
-    """Records that the running update begins when these gradients are available."""
+    """Records that the current update begins when these gradients are available."""
     this_thread.update.span = GraphSpan(gradients)
 
 
 def variables_of(optimizer: Any, given: Any) -> list[Any]:
-    """The variables of an optimizer's gradients; by default, all variables it was built for."""
+    """Returns `given`, or all variables for which the optimizer was built if `given` is None."""
     return trained_by(optimizer) if given is None else list(given)
 
 
-# Optimizers, without the loss-scaling optimizers around them.
+# The optimizers that were built before the first step. A loss-scaling optimizer is represented by
+# its inner optimizer.
 _built_early: weakref.WeakKeyDictionary[Any, Unbuilt] = weakref.WeakKeyDictionary()
 
 
 @contextlib.contextmanager
 def building_early(outermost: Any) -> Iterator[None]:
-    """Within this context, an optimizer may be built before the first step, unlike in one process.
+    """Allows an optimizer to be built in this context, before the first step.
 
-    The step may train other variables than the model has at that time: variables that a callback
-    unfreezes, or that only the step creates. So `build_as_used` may rebuild the optimizer until
-    `keep_build` is called.
+    In a single process, Keras builds the optimizer in the first step. That step may train other
+    variables than the model has now, for example variables that a callback unfreezes, or variables
+    that only the step creates. So `build_as_used` may rebuild the optimizer until `keep_build` is
+    called.
 
     Args:
         outermost: the model's optimizer; may be None.
@@ -218,8 +225,8 @@ def keep_build(outermost: Any, *, if_updated: bool = False) -> None:
 
     Args:
         outermost: the model's optimizer; may be None.
-        if_updated: whether to do so only if the optimizer has ever updated variables, including
-            updates before a restart.
+        if_updated: whether this call has an effect only if the optimizer has ever updated
+            variables. Updates before a restart count as well.
     """
     optimizer = inner_optimizer(outermost)
     if not isinstance(optimizer, BaseOptimizer) or optimizer not in _built_early:
@@ -229,7 +236,7 @@ def keep_build(outermost: Any, *, if_updated: bool = False) -> None:
 
 
 def build_as_used(outermost: Any, variables: Sequence[Any]) -> None:
-    """Rebuilds an optimizer that was built early, if it is to update other variables."""
+    """Rebuilds an optimizer that was built early, if it must now update other variables."""
     optimizer = inner_optimizer(outermost)
     if optimizer not in _built_early:
         return
@@ -237,7 +244,7 @@ def build_as_used(outermost: Any, variables: Sequence[Any]) -> None:
     known, used = (
         {key_of(optimizer, v) for v in some} for some in (trained_by(optimizer), variables)
     )
-    if is_multi(optimizer):  # It needs gradients of all the variables that it was built for.
+    if is_multi(optimizer):  # It needs a gradient for each variable that it was built for.
         if used != known:
             build_multi_again(optimizer, variables, unbuilt)
     elif not used <= known:
@@ -246,14 +253,14 @@ def build_as_used(outermost: Any, variables: Sequence[Any]) -> None:
 
 
 def check_alone(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Checks that gradients applied outside of replicas belong to a single replica.
+    """Checks that gradients are not applied outside of replicas if there are several replicas.
 
     Args:
-        optimizer: the optimizer that applies them.
-        variables: the variables that it would update.
+        optimizer: the optimizer that applies the gradients.
+        variables: the variables that the optimizer would update.
 
     Raises:
-        UnsupportedError: there are several replicas, and their gradients would not be summed.
+        UnsupportedError: there are several replicas, and their gradients cannot be summed here.
     """
     values = [v.value if isinstance(v, keras.Variable) else v for v in variables[:1]]
     made_under = [getattr(v, "distribute_strategy", None) for v in values]
@@ -266,15 +273,17 @@ def check_alone(optimizer: Any, variables: Sequence[Any]) -> None:
 
 
 def prepare(optimizer: Any, grads: Sequence[Any], trainable_variables: Any) -> None:
-    """Creates the state of compression in advance: conditionals in an optimizer cannot create it.
+    """Creates the state of the gradient compression before the optimizer runs.
+
+    The optimizer may apply its gradients in a conditional, where variables cannot be created.
 
     Args:
         optimizer: the optimizer that will apply the gradients.
         grads: dense tensors, `tf.IndexedSlices` or None.
-        trainable_variables: as passed to the optimizer; may be None.
+        trainable_variables: the variables that were passed to the optimizer; may be None.
 
     Raises:
-        UnsupportedError: the gradients cannot be compressed here.
+        UnsupportedError: the step runs eagerly with several devices per worker.
     """
     compressor = compressor_in_use()
     if compressor is None:
@@ -286,7 +295,7 @@ def prepare(optimizer: Any, grads: Sequence[Any], trainable_variables: Any) -> N
         )
     if not optimizer.built:
         if trainable_variables is None:
-            return  # Keras raises the error.
+            return  # Keras then raises an error.
         optimizer.build(list(trainable_variables))
     given = zip(grads, variables_of(optimizer, trainable_variables), strict=False)
     slices = {id(v) for g, v in given if isinstance(g, tf.IndexedSlices)}

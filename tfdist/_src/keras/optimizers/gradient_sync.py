@@ -1,16 +1,16 @@
 """Sums the gradients of replicas, checks them for overflow, and applies them at a step's end.
 
 Keras's `train_step` applies the gradients and then computes the metrics, which are also summed over
-the replicas. A worker that died in between would leave the others with new weights and a failed
-step. Therefore the update is deferred to the end of the step, which usually does not change the
-results. The step is traced again in Keras's order if both the update and an operation traced after
-it use a variable that either of them writes. For example, a metric may read the optimizer's
-iterations, or draw noise from the same seed as the update. The step is also traced again if the
-update stores a tensor on the optimizer, such as a norm for the logs, or if the code after the
-update fails.
+the replicas. If a worker died between the two, the other workers would have new weights although
+the step failed. Therefore the update is deferred to the end of the step, which usually does not
+change the results. The order matters if the update and a later operation use the same variable, and
+at least one of them writes it. In this case, the step is traced again in Keras's order. For
+example, a metric may read the optimizer's iterations, or it may draw noise with the same seed
+generator as the update. The step is also traced again if the update stores a tensor as an attribute
+of the optimizer, such as a norm for the logs, or if the code after the update fails.
 
-Gradients are summed after their accumulation, so that they cross the network once per update;
-`applying.py` decides when this does not apply.
+With gradient accumulation, gradients are summed over the replicas after they have been accumulated,
+so that they are communicated only once per update. `applying.py` describes the exceptions.
 """
 
 import contextlib
@@ -48,8 +48,8 @@ class DeferralTrial:
     """An attempt to trace a step with a deferred update.
 
     Attributes:
-        fails: whether the trace must not be used, because the step needs the results of its update
-            before its end, or has failed and may have needed them.
+        fails: whether the trace must be discarded, either because the step needs the results of its
+            update before the end, or because tracing has failed and may have needed them.
     """
 
     fails: bool = False
@@ -64,9 +64,10 @@ class LateUpdate:
         optimizer: the outermost optimizer.
         gradients: the gradients to apply.
         operations: the number of operations in the step's graph when the update was deferred.
-        communicated: the values that the step communicated but does not pass to `announce_update`.
+        communicated: other communicated values for which the update must wait, besides the values
+            that are passed to `announce_update`.
         running: whether the update is being traced.
-        left: the identities of the tensors among the optimizer's attributes before the update.
+        left: the `id`s of the tensors that were attributes of the optimizer before the update.
     """
 
     apply: Callable[[], Any]
@@ -82,7 +83,7 @@ class LateUpdate:
 
     @property
     def resources(self) -> list[tf.Tensor]:
-        """The resources of the variables that the update may write."""
+        """The resource handles of the variables that the update may write."""
         optimizer = self.optimizer
         variables = [*variables_written_by(optimizer), *trained_by(optimizer)]
         sharded = sharded_by(optimizer)
@@ -92,7 +93,7 @@ class LateUpdate:
 
 @contextlib.contextmanager
 def putting_off(optimizer: Any, step: Step) -> Iterator[None]:
-    """Within this context, the optimizer's updates are deferred to `update_late`.
+    """Defers the optimizer's updates in this context until `update_late` is called.
 
     Args:
         optimizer: the model's optimizer; may be None.
@@ -102,7 +103,7 @@ def putting_off(optimizer: Any, step: Step) -> Iterator[None]:
         yield
         return
     own = vars(optimizer)
-    # The instance may override these methods of its class.
+    # An attribute of the optimizer may already override these methods.
     before = {name: own[name] for name in _APPLY if name in own}
     for name in _APPLY:
         own[name] = _put_off(optimizer, step, getattr(optimizer, name), paired=name == _PAIRED)
@@ -124,7 +125,7 @@ def _put_off(
     def put_off(grads: Any, *args: Any, **kwargs: Any) -> Any:
         given = list(grads)
         graph = tf.compat.v1.get_default_graph()
-        # A branch of a conditional must apply its gradients inside the branch.
+        # If a branch of a conditional computes gradients, they must be applied inside this branch.
         if step.late is not None or step.late_in is not graph:
             return apply(given, *args, **kwargs)
         step.late = LateUpdate(
@@ -142,10 +143,11 @@ def update_late(step: Step, trial: DeferralTrial | None) -> None:
     """Traces the deferred update, if any.
 
     Args:
-        step: the step, at its end.
-        trial: marked as failed if the result depends on the order of the update and the operations
-            traced since it was deferred. Tracing continues even then, since TensorFlow initializes
-            new variables only if the trace completes.
+        step: the step, which is about to end.
+        trial: the attempt to defer the update. It is marked as failed if the results of the step
+            depend on whether the update runs before or after the operations that were traced since
+            it was deferred. Even then, the trace is completed, because TensorFlow initializes new
+            variables only if the trace completes.
     """
     late = step.late
     if late is None or trial is None:
@@ -163,7 +165,7 @@ def update_late(step: Step, trial: DeferralTrial | None) -> None:
 
 
 def _tensors_left_on(optimizer: Any) -> Iterator[int]:
-    """The identities of graph tensors among an optimizer's attributes, including nested ones."""
+    """Yields the `id`s of graph tensors in an optimizer's attributes, including lists and dicts."""
     for part in (*wrappers(optimizer), *updating_optimizers(optimizer)):
         for value in vars(part).values():
             value = list(value.values()) if isinstance(value, dict) else value
@@ -172,7 +174,7 @@ def _tensors_left_on(optimizer: Any) -> Iterator[int]:
 
 
 def _taken(operations: Iterable[tf.Operation]) -> dict[str, bool]:
-    """The resources that operations use, by name, and whether any operation may write them."""
+    """Maps the name of each resource that operations use to whether an operation may write it."""
     taken: dict[str, bool] = {}
     for operation in operations:
         for value in operation.inputs:
@@ -184,10 +186,10 @@ def _taken(operations: Iterable[tf.Operation]) -> dict[str, bool]:
 
 
 def announce_update(arrived: Sequence[Any]) -> None:
-    """Records in the step that the update being traced has finished communicating.
+    """Marks the place in the step's graph at which the update has finished its communication.
 
     Args:
-        arrived: the values communicated, dense or `tf.IndexedSlices`; may contain None.
+        arrived: the values that were communicated, dense or `tf.IndexedSlices`; may contain None.
     """
     step = current_step()
     if step is None or step.late is None or not step.late.running:
@@ -198,31 +200,31 @@ def announce_update(arrived: Sequence[Any]) -> None:
 
 
 def resources_of(variables: Sequence[Any]) -> list[tf.Tensor]:
-    """The resources of variables of this replica, without duplicates."""
+    """Returns the resource handles of this replica's copies of variables, without duplicates."""
     copies = [_copy(variable) for variable in variables]
     return list({id(copy.handle): copy.handle for copy in copies}.values())
 
 
 def _copy(variable: Any) -> Any:
     value = getattr(variable, "value", variable)
-    value = variable if callable(value) else value  # a `tf.Variable` has a method of this name
+    value = variable if callable(value) else value  # `tf.Variable.value` is a method
     return copy_here(value) if hasattr(value, "values") else value
 
 
 def in_replica() -> bool:
-    """Whether the caller is a replica of a tfdist strategy with several replicas, now or later."""
+    """Whether this code runs in a replica of a strategy for which `has_replicas` is True."""
     context = tf.distribute.get_replica_context()
     return context is not None and has_replicas(context.strategy)
 
 
 def has_replicas(strategy: Any) -> bool:
-    """Whether a strategy is a tfdist strategy with several replicas, now or later."""
+    """Whether a strategy is a tfdist strategy that has or may get several replicas."""
     extended = extended_if_ours(strategy)
     return extended is not None and extended.communicates
 
 
 def compressor_in_use() -> Any:
-    """The compressor of the replicas' gradients; None if they are not compressed."""
+    """Returns the compressor of the replicas' gradients; None if they are not compressed."""
     if not in_replica():
         return None
     compressor = extended_of(tf.distribute.get_strategy()).compressor
@@ -234,10 +236,10 @@ def compressor_in_use() -> Any:
 
 @contextlib.contextmanager
 def in_apply(*, summed: bool = False) -> Iterator[None]:
-    """Within this context, this thread applies an optimizer.
+    """Records, in this context, that this thread applies an optimizer.
 
     Args:
-        summed: whether its gradients are already summed.
+        summed: whether the gradients of the optimizer are already summed over the replicas.
     """
     before = this_thread.gradients_are_summed
     this_thread.gradients_are_summed = before or summed
@@ -250,12 +252,12 @@ def in_apply(*, summed: bool = False) -> Iterator[None]:
 
 
 def are_summed() -> bool:
-    """Whether the gradients of this thread's optimizers are already summed."""
+    """Whether the gradients that this thread's optimizers apply are already summed."""
     return this_thread.gradients_are_summed
 
 
 def note_summed() -> None:
-    """Records that the gradients of this thread's optimizer have now been summed."""
+    """Records that the gradients of this thread's optimizer have been summed over the replicas."""
     this_thread.summations += 1
     if this_thread.optimizers:
         this_thread.gradients_are_summed = True
@@ -263,18 +265,18 @@ def note_summed() -> None:
 
 @contextlib.contextmanager
 def must_sum(optimizer: Any, variables: Any) -> Iterator[None]:
-    """Checks that the gradients of an optimizer applied within this context are summed.
+    """Checks that an optimizer sums its gradients over the replicas in this context.
 
     Args:
         optimizer: the optimizer.
-        variables: the variables that it trains.
+        variables: the variables that the optimizer trains.
 
     Raises:
         UnsupportedError: the gradients were not summed.
     """
     before, done = this_thread.summations, this_thread.gradients_are_summed
     yield
-    # In eager mode, accumulated gradients are summed in another step.
+    # In eager mode, gradients that are accumulated in this step are summed in a later step.
     later = tf.executing_eagerly() and optimizer.gradient_accumulation_steps
     if not (done or later or this_thread.summations > before):
         names = ", ".join(str(getattr(v, "path", v.name)) for v in list(variables)[:3])
@@ -286,7 +288,7 @@ def must_sum(optimizer: Any, variables: Any) -> Iterator[None]:
 
 
 def own_parts(gradients: Sequence[Any]) -> list[Any]:
-    """This replica's contribution to the sums of an optimizer's gradients; None stays None."""
+    """Returns this replica's contributions to the sums of gradients; None stays None."""
     step = current_step()
     if step is None or this_thread.gradients_are_summed:
         return list(gradients)
@@ -299,8 +301,8 @@ def sum_gradients(optimizer: Any, grads: Any, variables: Any = ()) -> list[Any]:
     Args:
         optimizer: the optimizer.
         grads: tensors, `tf.IndexedSlices` or None.
-        variables: the variable of each gradient, if the gradients may be compressed or belong to
-            variables shared by stages.
+        variables: the variable of each gradient. They must be given if the gradients may be
+            compressed, or if stages share variables.
     """
     given = list(grads)
     present = [g for g in given if g is not None]
@@ -314,7 +316,8 @@ def sum_gradients(optimizer: Any, grads: Any, variables: Any = ()) -> list[Any]:
     compressor = compressor_in_use()
 
     if isinstance(step, GlobalStep) and not isinstance(step, EagerGlobalStep):
-        # Slices are completed where they are used: gathered, or reduced if their rows are constant.
+        # Sparse gradients are not summed here. The partitioned graph gathers or reduces their
+        # slices where they are used.
         exact = functools.partial(_exactly_but_slices, exact)
 
     def add_up(gradients: Sequence[Any], owners: Sequence[Any]) -> list[Any]:
@@ -338,7 +341,7 @@ def sum_gradients(optimizer: Any, grads: Any, variables: Any = ()) -> list[Any]:
 
 
 def _exactly_but_slices(exact: Callable[..., Any], gradients: Sequence[Any]) -> list[Any]:
-    """Sums dense gradients, and leaves slices unchanged."""
+    """Sums dense gradients, and leaves `tf.IndexedSlices` unchanged."""
     results = list(gradients)
     dense = [i for i, g in enumerate(results) if not isinstance(g, tf.IndexedSlices)]
     if dense:
@@ -348,20 +351,22 @@ def _exactly_but_slices(exact: Callable[..., Any], gradients: Sequence[Any]) -> 
 
 
 def combine_overwriting(grads: Any, variables: Any) -> tuple[list[Any], list[int]]:
-    """Makes gradients that overwrite their variables equal on all replicas.
+    """Combines, over all replicas, the gradients that overwrite their variables.
 
-    In float8 layers, these are the largest values that a layer has seen, and scales derived from
-    the largest values of previous steps.
+    Keras assigns such gradients directly to their variables. The variables belong to float8 layers,
+    and contain the largest values that a layer has seen, and scales derived from the largest values
+    of earlier steps. So the replicas use the maximum of their gradients instead of the sum.
 
     Args:
         grads: tensors, `tf.IndexedSlices` or None.
         variables: the variable of each gradient.
 
     Returns:
-        All gradients, and the indices of the overwriting ones.
+        All gradients, and the indices of the gradients that overwrite their variables.
 
     Raises:
-        UnsupportedError: the values would differ from the values in a single process.
+        UnsupportedError: the gradients belong to a custom training loop, where they do not cover
+            the global batch.
     """
     results = list(grads)
     pairs = enumerate(zip(results, variables, strict=True))
@@ -383,13 +388,15 @@ def combine_overwriting(grads: Any, variables: Any) -> tuple[list[Any], list[int
 
 
 def sum_or_combine(optimizer: Any, grads: Any, variables: Any, exactly: bool) -> list[Any]:
-    """Sums gradients over all replicas, and equalizes gradients that overwrite variables.
+    """Sums gradients over all replicas, except for gradients that overwrite their variables.
+
+    `combine_overwriting` handles the exceptions.
 
     Args:
         optimizer: the optimizer.
         grads: tensors, `tf.IndexedSlices` or None.
         variables: the variable of each gradient.
-        exactly: whether to disable compression.
+        exactly: whether to sum without compression.
     """
     variables = list(variables)
     combined, indices = combine_overwriting(grads, variables)
@@ -401,9 +408,9 @@ def sum_or_combine(optimizer: Any, grads: Any, variables: Any, exactly: bool) ->
 
 
 def not_finite_anywhere(gradients: Any, add_up: Callable[[tf.Tensor], Any]) -> tf.Tensor:
-    """Whether any gradient is not finite on any participant; a bool scalar.
+    """Returns whether any gradient of any participant is not finite, as a bool scalar.
 
-    Collective over the participants, including those without gradients.
+    All participants must call this function, even participants without gradients.
 
     Args:
         gradients: dense tensors, `tf.IndexedSlices` or None.
@@ -428,12 +435,12 @@ def with_nan(gradients: Any, overflowed: tf.Tensor) -> list[Any]:
 
 
 def _marked(gradient: Any, overflowed: tf.Tensor) -> Any:
-    """The gradient, or NaN after an overflow."""
+    """Returns the gradient, or NaN if `overflowed`."""
     values = _values(gradient)
     nan = tf.cast(float("nan"), values.dtype)
     if not isinstance(gradient, tf.IndexedSlices):
         return tf.where(overflowed, nan, values)
-    # The slices may be empty on this replica.
+    # This replica may have no slices, so a slice of NaN is appended.
     row = tf.fill(tf.concat([[1], tf.shape(values)[1:]], axis=0), nan)
     first = tf.zeros([1], gradient.indices.dtype)
     more = tf.cast(overflowed, tf.int32)

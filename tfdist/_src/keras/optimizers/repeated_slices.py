@@ -1,9 +1,9 @@
-"""Adds sparse gradients on GPUs in a fixed order if slices have the same index.
+"""Makes GPUs add the slices of sparse gradients in a fixed order.
 
-GPUs scatter slices in an order that changes from run to run, which changes the last bits of a sum.
-Replicas with the same slices would drift apart. So the slices are sorted and added up before an
-optimizer scatters them, into a variable or into a dense gradient. Until then they stay separate,
-since Keras squares each slice separately.
+If several slices have the same index, a GPU adds them in an order that changes from run to run, and
+with it the last bits of the sum. Replicas with the same slices would drift apart. So the slices are
+sorted and added up immediately before an optimizer scatters them into a variable or into a dense
+gradient. Before this point they must stay separate, because Keras squares each slice separately.
 """
 
 from collections.abc import Callable
@@ -15,11 +15,11 @@ from tfdist._src.keras.optimizers.gradient_sync import are_summed, has_replicas
 from tfdist._src.keras.patching import patch
 from tfdist._src.strategy.step import this_thread
 
-_BEFORE_OTHERS = 50  # TensorFlow's own conversion has 100.
+_BEFORE_OTHERS = 50  # TensorFlow's own conversion has 100, and lower priorities are tried first.
 
 
 def install() -> None:
-    """Wraps the addition of slices to variables, and their conversion to tensors in an update."""
+    """Wraps the functions that add slices to variables or convert slices to dense tensors."""
     patch("TFOptimizer.assign_add", _of_added_slices)
     patch("TFOptimizer.assign_sub", _of_added_slices)
     patch("TFOptimizer._distributed_tf_update_step", _converting_in_order)
@@ -50,7 +50,8 @@ def _converting_in_order(update: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _to_tensor(slices: Any, dtype: Any = None, name: Any = None, as_ref: bool = False) -> Any:
-    # Elsewhere, as in a backward pass, the slices are a replica's own: their order does not matter.
+    # Outside of updates, as in a backward pass, the slices belong to one replica only. Their order
+    # then cannot make the replicas differ.
     of_all = this_thread.adds_slices_in_order or (are_summed() and _order_matters())
     if not of_all or slices.dense_shape is None or dtype not in (None, slices.dtype):
         return NotImplemented
@@ -63,21 +64,22 @@ def _order_matters() -> bool:
 
 
 def adds_in_any_order() -> bool:
-    """Whether there are GPUs, which add slices of one index in any order."""
+    """Whether there are GPUs, which add slices with the same index in any order."""
     return bool(tf.config.list_logical_devices("GPU"))
 
 
 def add_repeated(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Adds up the slices of each index, by a segmented scan.
+    """Adds up the slices that have the same index, by a segmented scan.
 
     Source: Hillis and Steele, Data Parallel Algorithms, 1986.
 
     Args:
-        slices: in any order; an index may occur several times.
+        slices: the slices, in any order. An index may occur several times.
 
     Returns:
-        The same number of slices, sorted by int64 index. The first slice of each index is the sum;
-        the other slices of the index are zeros, which have no effect in any order.
+        The same number of slices, sorted by their index, which is an int64. The first slice of each
+        index contains the sum. The other slices of this index are zeros, so the order in which they
+        are added does not matter.
 
     Example:
         >>> slices = tf.IndexedSlices(tf.constant([1.0, 2.0, 3.0]), tf.constant([5, 4, 5]))
@@ -85,7 +87,7 @@ def add_repeated(slices: tf.IndexedSlices) -> tf.IndexedSlices:
         >>> sums.indices.numpy().tolist(), sums.values.numpy().tolist()
         ([4, 5, 5], [2.0, 4.0, 0.0])
     """
-    # GPUs compute with int64; int32 tensors would be on the host.
+    # TensorFlow would keep int32 tensors in host memory. With int64, the GPU computes the indices.
     indices = tf.cast(slices.indices, tf.int64)
     order = tf.argsort(indices, stable=True)
     indices, values = tf.gather(indices, order), tf.gather(slices.values, order)
@@ -97,7 +99,7 @@ def add_repeated(slices: tf.IndexedSlices) -> tf.IndexedSlices:
         return tf.where(tf.reshape(chosen, by_row), kept, tf.zeros_like(kept))
 
     def repeats(apart: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns, for each row, the row `apart` rows later, and whether it has the same index."""
+        """Returns, for each row, the row `apart` rows after it, and whether its index is equal."""
         later = tf.minimum(rows + apart, count - 1)
         return later, (later == rows + apart) & (tf.gather(indices, later) == indices)
 

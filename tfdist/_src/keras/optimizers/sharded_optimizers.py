@@ -1,9 +1,10 @@
 """Optimizers that hold and update a shard of the model's variables (ZeRO-1).
 
-Under a strategy with `shard_optimizer=True`, an optimizer is built for this replica's shards: flat
-pieces, which replace the variables wherever Keras's optimizers work element by element. An
-update applies the replica's shards of the summed gradients to its shards of the variables, and
-sends the results to the other replicas.
+Under a strategy with `shard_optimizer=True`, an optimizer is not built for the variables of the
+model, but for this replica's shards of them. A shard is a flat piece of a variable. It can replace
+the variable wherever Keras's optimizers work element by element. An update applies the replica's
+shards of the summed gradients to its shards of the variables, and sends the updated shards to the
+other replicas.
 """
 
 import types
@@ -43,7 +44,11 @@ def install() -> None:
 
 
 def _install_averages() -> None:
-    """Replaces how Keras overwrites weights with averages; collective over all workers."""
+    """Replaces how Keras overwrites weights with their moving averages.
+
+    All workers must overwrite the weights together, because each of them holds only shards of the
+    averages.
+    """
     patch("TFOptimizer._overwrite_model_variables_with_average_value", _overwriting)
     patch("SwapEMAWeights._tf_swap_variables", _swapping)
     patch("SwapEMAWeights._tf_finalize_ema_values", _taking)
@@ -112,7 +117,7 @@ def _install_optimizers() -> None:
 def _built_for_shards(init: Callable[..., Any]) -> Callable[..., Any]:
     def init_and_replace_build(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
-        # A loss-scaling optimizer has no slots; it builds its inner optimizer.
+        # A loss-scaling optimizer has no slots itself. It builds its inner optimizer.
         if sharding.may_shard(self) and not scales_losses(self):
             self.build = types.MethodType(_build, self)
 
@@ -122,7 +127,7 @@ def _built_for_shards(init: Callable[..., Any]) -> Callable[..., Any]:
 def _build(self: Any, variables: Sequence[Any]) -> None:
     build = type(self).build
     if not sharding.is_sharded(self):
-        build(self, variables)  # Plain SGD, or a copy made for saving.
+        build(self, variables)  # This is plain SGD, or a copy made for saving.
         return
     if self.built:
         return
@@ -138,12 +143,14 @@ def _build(self: Any, variables: Sequence[Any]) -> None:
 
 
 def rebuild(optimizer: Any) -> None:
-    """Rebuilds a sharded optimizer for the current ranks.
+    """Rebuilds a sharded optimizer after the ranks of the workers have changed.
 
-    The new slots do not have the values of the earlier ones. Steps traced earlier must be retraced.
+    The new slots do not contain the values of the earlier slots. Steps that were traced before must
+    be traced again.
 
     Args:
-        optimizer: sharded and built; may be inside an optimizer that scales the loss.
+        optimizer: a sharded optimizer that has been built. It may be inside a loss-scaling
+            optimizer.
     """
     inner, sharded = inner_optimizer(optimizer), sharding.sharded_by(optimizer)
     assert sharded is not None
@@ -163,7 +170,7 @@ def _applied_to_shards(apply: Callable[..., Any]) -> Callable[..., Any]:
             self.build(trainable_variables)
         sharded = sharding.sharded_by(self)
         if sharded is None:
-            return apply(self, grads, trainable_variables)  # Keras raises the error.
+            return apply(self, grads, trainable_variables)  # Keras then raises an error.
         _apply(self, apply, sharded, grads, list(trainable_variables or sharded.variables))
         return None
 
@@ -198,14 +205,16 @@ def _apply(
         if pairs:
             apply(self, [g for g, _ in pairs], [s for _, s in pairs])
         else:
-            # If there are few elements, a worker may have no shard, but must join the collectives.
-            # Up to Keras 3.9, `update` counts this as a batch.
+            # If the variables have few elements, this worker may have no shard. It must still take
+            # part in the collectives. Up to Keras 3.9, the empty `update` here counts a batch, so
+            # the count is set explicitly.
             before = tf.identity(batches_of(self))
             update(self, [], [])
             batches_of(self).assign(before + 1)
 
     # If the group may change, each worker writes its own state before it contributes to the step's
-    # last collective. Then it can redo a step that was committed on another worker.
+    # last collective. If another worker then commits the step although it fails here, this worker
+    # can redo it.
     redoable = extended_of(strategy_of(self)).progress.redoable
 
     def prepare() -> list[Any]:
@@ -223,7 +232,7 @@ def _apply(
                 sharded.total(tf.zeros([]))
 
     def publish() -> None:
-        # Moving averages may also overwrite variables without a gradient.
+        # With moving averages, variables without a gradient may be overwritten as well.
         some = None if self.use_ema else {n for n, g in enumerate(given) if g is not None}
         sharded.gather_and_assign(
             sharded.shards, some, announce=announce_update, before_last=prepare
@@ -240,7 +249,8 @@ def _apply(
 
 
 def _using_model_variables(use_weight_decay: Callable[..., Any]) -> Callable[..., Any]:
-    # Exclusions from weight decay refer to the model's variables and their names.
+    # Users exclude variables of the model, or their names, from weight decay. So a shard is
+    # replaced by its variable for this check.
     def use_weight_decay_of(self: Any, variable: Any) -> Any:
         sharded = sharding.sharded_by(self)
         if sharded is not None:
@@ -261,11 +271,11 @@ def clip_shards(
     """Clips shards of gradients by the norms of the full gradients.
 
     Args:
-        optimizer: the optimizer, with the clipping settings.
-        sharded: the variables that the optimizer is built for.
+        optimizer: the optimizer, which has the settings for clipping.
+        sharded: the variables for which the optimizer is built.
         gradients: this replica's shards of the summed gradients.
-        shards: the variable shards that the gradients belong to.
-        clip: clips elementwise.
+        shards: the shards of the variables that belong to these gradients.
+        clip: Keras's method, which is called for elementwise clipping.
     """
     if optimizer.global_clipnorm:
         step = current_step()

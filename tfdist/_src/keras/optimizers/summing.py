@@ -1,14 +1,15 @@
 """Optimizers that sum gradients over the replicas before clipping.
 
-Keras clips each replica's gradients and sums them afterwards, so the result differs from a single
-process. Here the sum is computed just before clipping, so that accumulated gradients cross the
-network once per update. With loss scaling, the sum is computed before the check for overflow, so
-that all replicas skip a step together.
+Keras clips the gradients of each replica and sums them afterwards, so its results differ from the
+results of a single process. Here, the gradients are summed before they are clipped, but only after
+they have been accumulated, so that they are communicated only once per update. With loss scaling,
+the gradients are summed even before the check for overflow, so that all replicas skip the same
+steps.
 
-A class derived from a Keras optimizer may override methods, to process gradients nonlinearly or to
-update variables directly. Given the sums over all replicas, an overridden method behaves on each
-replica as in a single process. So these methods are wrapped to receive the sums. They are wrapped
-on each instance; the class is unchanged.
+A subclass of a Keras optimizer may override methods, for example to process gradients nonlinearly
+or to update variables directly. If such a method receives the sums of the gradients over all
+replicas, it behaves on each replica as in a single process. So these methods are wrapped to receive
+the sums. The wrappers are attributes of each optimizer instance. The class remains unchanged.
 """
 
 import functools
@@ -31,7 +32,7 @@ Method = Callable[..., Any]
 
 
 def install() -> None:
-    """Replaces how Keras's optimizers sum gradients, and wraps their constructor."""
+    """Replaces how Keras's optimizers sum gradients, and wraps the optimizers' constructor."""
     _install_summing()
     _install_overriding()
 
@@ -52,7 +53,8 @@ def _install_summing() -> None:
 
 
 def _with_late_update(train_step: Method) -> Method:
-    # Keras's `train_step`, including calls of it from a model's override.
+    # This wraps Keras's `train_step`. If a model overrides `train_step` and calls Keras's method
+    # from there, the wrapper runs as well.
     def train_step_with_late_update(self: Any, data: Any) -> Any:
         step = current_step()
         if step is None:
@@ -64,7 +66,10 @@ def _with_late_update(train_step: Method) -> Method:
 
 
 def _in_replica_by(apply_here: Callable[..., Any]) -> Callable[[Method], Method]:
-    """Wraps `apply` so that another function runs in a replica, after compression is prepared."""
+    """Wraps `apply` so that, in a replica, `apply_here` runs instead.
+
+    The wrapper first prepares the state of the gradient compression.
+    """
 
     def wrap(apply: Method) -> Method:
         def apply_in_replica(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
@@ -86,7 +91,7 @@ def _in_replica_by(apply_here: Callable[..., Any]) -> Callable[[Method], Method]
 
 
 def _built_as_used(apply: Method) -> Method:
-    # The optimizers that a `MultiOptimizer` applies do the rest.
+    # The optimizers inside a `MultiOptimizer` sum their own gradients.
     def apply_as_built(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
@@ -141,7 +146,7 @@ def _summing_before(clip: Method) -> Method:
             grads = gradient_sync.sum_gradients(self, grads, applying.updated_now())
             gradient_sync.note_summed()
         step = current_step()
-        if gradient_sync.in_replica() or step is not None:  # XLA may compile other steps
+        if gradient_sync.in_replica() or step is not None:  # otherwise, XLA may compile this
             applying.begin_update(grads)
         if step is not None and self.global_clipnorm:
             grads = step.clip_by_global_norm(grads, applying.updated_now(), self.global_clipnorm)
@@ -170,7 +175,7 @@ def _summing_unless_done(sum_gradients: Method) -> Method:
 
 def _announcing(accumulate: Method) -> Method:
     def accumulate_announced(self: Any, grads: Any, acc_grads: Any) -> Any:
-        if sharded_by(self) is None:  # otherwise, the weights have yet to be gathered
+        if sharded_by(self) is None:  # a sharded optimizer still communicates
             gradient_sync.announce_update(grads)
         return accumulate(self, grads, acc_grads)
 
@@ -185,8 +190,9 @@ def _scaled(self: Any, grads: list[Any], variables: Any, apply: Callable[[Any], 
         sums = gradient_sync.sum_or_combine(self, grads, variables, exactly=True)
         with gradient_sync.in_apply(summed=True):
             return apply(sums)
-    # Compression errors must not include the varying loss scale, nor come from a skipped step. So
-    # all replicas first agree on skipping, then sum the unscaled gradients.
+    # The compression errors that are carried over to the next step must not depend on the loss
+    # scale, which varies, and must not contain the gradients of a skipped step. So all replicas
+    # first agree on whether to skip the step, and then sum the unscaled gradients.
     if step is not None:
         grads = step.contributions(grads)
     extended = extended_of(tf.distribute.get_strategy())
@@ -195,8 +201,9 @@ def _scaled(self: Any, grads: list[Any], variables: Any, apply: Callable[[Any], 
 
 
 def _in_this_replica(apply: Method) -> Method:
-    # Keras would merge the replicas to agree on an overflow. The replicas have already agreed:
-    # either all have finite gradients or none has.
+    # Keras would use a merge call to make the replicas agree on an overflow. This is not needed,
+    # because the replicas have already agreed: either all replicas have finite gradients, or no
+    # replica has.
     def apply_here(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         if gradient_sync.in_replica():
             return apply_scaled(self, grads, trainable_variables)
@@ -206,7 +213,7 @@ def _in_this_replica(apply: Method) -> Method:
 
 
 def _install_overriding() -> None:
-    """Wraps the constructor of optimizers, so that methods overridden by their class get sums."""
+    """Wraps the constructor of optimizers, so that overriding methods receive summed gradients."""
     patch("TFOptimizer.__init__", _giving_sums_to_overriding)
 
 
@@ -233,7 +240,8 @@ def _given_sums(apply: Method) -> Method:
             return apply(self, grads, trainable_variables)
         applying.prepare(self, grads, trainable_variables)
         with gradient_sync.in_apply(), gradient_sync.must_sum(self, variables):
-            # If sharded, the method must call Keras's `apply`, which shards the gradients.
+            # If the optimizer is sharded, the overriding method must call Keras's `apply`, which
+            # sums and shards the gradients.
             if not is_sharded(self):
                 grads = gradient_sync.sum_or_combine(self, grads, variables, exactly=False)
                 gradient_sync.note_summed()

@@ -1,6 +1,8 @@
-"""Makes Keras's callbacks write files on the chief only, since all workers pass the same path.
+"""Makes Keras's callbacks write their files only on the chief.
 
-`ModelCheckpoint` writes through `Model.save`; here only its folder is created.
+All workers run the same script, so their callbacks would write files to the same path.
+`ModelCheckpoint` uses `Model.save`, which `files.py` handles. This module only creates the folder
+for it.
 """
 
 import contextlib
@@ -23,7 +25,7 @@ from tfdist.errors import UnsupportedError
 
 
 def install() -> None:
-    """Wraps the methods by which these callbacks write files."""
+    """Wraps the methods with which Keras's callbacks write files."""
     patch("CSVLogger.on_train_begin", _discarding_unless_chief)
     patch("TensorBoard.set_model", _logging_unless_chief)
     patch("BackupAndRestore._save_model", _saving_atomically)
@@ -44,7 +46,7 @@ def become_writer(callback: Any) -> None:
     """Makes a callback continue with the former chief's files when its worker becomes the chief.
 
     Args:
-        callback: any callback in training.
+        callback: any callback that was passed to `fit`.
     """
     if isinstance(callback, keras.callbacks.CSVLogger):
         callback.csv_file.close()
@@ -69,7 +71,7 @@ def _make_folder(path: Any) -> None:
 
 
 def _retried_if_not_empty(delete: Callable[..., Any]) -> Callable[..., Any]:
-    # Another worker may add its part while the folder is being deleted.
+    # Another worker may write its part into the folder while the folder is being deleted.
     @functools.wraps(delete)
     def delete_again(self: Any, logs: Any = None) -> Any:
         try:
@@ -124,7 +126,7 @@ def _logging_unless_chief(set_model: Callable[..., Any]) -> Callable[..., Any]:
     def set_model_and_folder(self: Any, model: Any) -> Any:
         if _writes(model):
             return set_model(self, model)
-        # Deleted together with the callback.
+        # This directory is deleted together with the callback.
         self._discarded = tempfile.TemporaryDirectory(prefix="tfdist-")
         path, self.log_dir = self.log_dir, self._discarded.name
         try:
@@ -136,7 +138,7 @@ def _logging_unless_chief(set_model: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _making_the_folder(save: Callable[..., Any]) -> Callable[..., Any]:
-    # Keras creates a missing folder, and fails if another worker creates it first.
+    # Keras creates the folder if it is missing, but fails if another worker creates it first.
     @functools.wraps(save)
     def save_model(self: Any, epoch: int, batch: int | None, logs: Any) -> Any:
         if group_of(self.model) is not None:
@@ -158,11 +160,12 @@ def _saving_atomically(save: Callable[..., Any]) -> Callable[..., Any]:
             _make_folder(backup_path(self))
         if not group.topology.is_chief:
             if all_write:
-                # After the last epoch the chief may already have deleted the folder.
+                # After the last epoch, the chief may already have deleted the folder.
                 with contextlib.suppress(FileNotFoundError):
                     self.model.save_weights(backup_path(self), overwrite=True)
             return None
-        # The weights file is replaced atomically, so its metadata must be as well.
+        # The file of the weights is replaced atomically, so the file of the metadata must be
+        # replaced atomically as well.
         path = self._training_metadata_path
         self._training_metadata_path = f"{path}.unfinished"
         try:

@@ -1,8 +1,9 @@
 """Saves each worker's codec state next to the model's file.
 
-The chief writes the model's file for all workers. Compression errors differ between workers, so
-each worker writes a file with its own errors next to the model's file. It contains a checksum of
-the weights, to detect errors that belong to other weights.
+The chief writes the model's file for all workers. However, the compression errors that a codec
+carries over to the next step differ between workers. So each worker writes its own errors to a file
+next to the model's file. This file also contains a checksum of the weights, to detect errors that
+belong to other weights.
 """
 
 import functools
@@ -70,7 +71,7 @@ def load_state(model: Any, filepath: Any) -> None:
     """Restores this worker's codec state from the file next to a model's file, if it exists.
 
     Args:
-        model: the model, with weights and optimizer state that are already loaded.
+        model: the model. Its weights and its optimizer's state must already be loaded.
         filepath: the model's file.
     """
     compressor, optimizer = compressor_of(model), _optimizer_of(model)
@@ -93,7 +94,7 @@ def load_state(model: Any, filepath: Any) -> None:
 
 
 def compressor_of(model: Any) -> Compressor | None:
-    """The compressor of the model's gradients, if any; each worker saves the compressor's state."""
+    """Returns the compressor of the model's gradients; None if no gradients are compressed."""
     if group_of(model) is None:
         return None
     compressor = extended_of(model.distribute_strategy).compressor
@@ -106,7 +107,7 @@ def _optimizer_of(model: Any) -> Any:
 
 
 def _path(model: Any, filepath: Any) -> str:
-    """The path of this worker's file; empty if it cannot be next to the model's file."""
+    """Returns the path of this worker's file; "" if the model's file is not a local file."""
     if not isinstance(filepath, (str, os.PathLike)) or "://" in str(filepath):
         return ""
     group = group_of(model)
@@ -116,7 +117,7 @@ def _path(model: Any, filepath: Any) -> str:
 
 
 def _mark(model: Any) -> int:
-    """A checksum of the weights and the step."""
+    """Computes a checksum of the weights and the optimizer's iterations."""
     mark = zlib.crc32(_value(_optimizer_of(model).iterations).tobytes())
     for variable in model.trainable_variables:
         mark = zlib.crc32(np.ascontiguousarray(_value(variable)).view(np.uint8).data, mark)
@@ -140,7 +141,7 @@ def _write(path: str, values: dict[str, Any]) -> None:
 
 
 def _read(path: str) -> dict[str, Any]:
-    """The contents of the file; empty if it is missing or damaged."""
+    """Returns the contents of the file; {} if the file is missing or damaged."""
     try:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}

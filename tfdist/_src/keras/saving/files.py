@@ -1,14 +1,19 @@
-"""Saving when all workers run the same script: the chief writes, and every worker finds the file.
+"""Saves models when all workers run the same script: only the chief writes the file.
 
-If the state is sharded, a save gathers it on the chief. To load it, each worker reads the full
-state and keeps its shard; the number of workers may have changed since the save.
+If the state of the model is sharded, a save gathers it on the chief. When the file is loaded, each
+worker reads the full state and keeps its own shard, so the number of workers may have changed since
+the save.
 
-The chief writes to a temporary name next to the path and renames it at the end, so that no partial
-file is ever read. Then it notifies the other workers. Their save calls return only after that, so
-that they can load the file next. A worker may not see the chief's file, because it shares no disk
-with the chief or uses another path. Such a worker writes the file itself, or receives the chief's
-file if the model is sharded. If only the chief saves, it does not wait for other workers, and
-neither does the creation of variables during the save.
+The chief writes to a temporary file next to the path and renames it at the end, so that no worker
+ever reads a partial file. Then it notifies the other workers. Their calls of `save` return only
+after this notice, so that they can load the file immediately afterwards.
+
+A worker may not see the chief's file, because it shares no disk with the chief or because it uses
+another path. Such a worker writes the file itself. If the model is sharded, it receives a copy of
+the chief's file instead.
+
+If only the chief calls `save`, it does not wait for the other workers. Neither does the code that
+creates variables during the save.
 """
 
 import contextlib
@@ -50,9 +55,9 @@ def has_sharded_optimizer(model: Any) -> bool:
 
 @contextlib.contextmanager
 def with_full_optimizer(model: Any) -> Iterator[Any]:
-    """Yields the model with an optimizer that has the full state on the chief; None elsewhere.
+    """Yields the model with an unsharded optimizer on the chief, and None on other workers.
 
-    Collective over all workers.
+    All workers must enter this context, because it gathers the state of the optimizer.
     """
     optimizer, extended = model.optimizer, extended_of(model.distribute_strategy)
     chief = extended.group.topology.is_chief
@@ -64,7 +69,7 @@ def with_full_optimizer(model: Any) -> Iterator[Any]:
         return
     for variable, own in zip(state.blanks, state.variables, strict=True):
         set_value_on_cpu(variable, tf.convert_to_tensor(own))
-    # Set without Keras's tracking, which would add it to the model.
+    # The attribute is set without Keras's tracking, which would add the new optimizer to the model.
     attributes = vars(model)
     attributes["optimizer"] = state.blank
     try:
@@ -74,7 +79,10 @@ def with_full_optimizer(model: Any) -> Iterator[Any]:
 
 
 class _LoadTarget:
-    """Replaces an optimizer while its state is loaded; the variables here accept full values."""
+    """Stands in for a sharded optimizer while its state is loaded from a file.
+
+    Its variables accept the full values of the unsharded state.
+    """
 
     built = True
 
@@ -119,10 +127,11 @@ def _install_files() -> None:
 
 
 def group_of(model: Any) -> Group | None:
-    """The group of workers that train a model; None if there is only one."""
+    """Returns the group of workers that train a model; None if there is only one worker."""
     extended = extended_if_ours(getattr(model, "_distribute_strategy", None))
     if extended is not None and extended.process_count > 1:
-        # The full model of a PipelineModel exists only on the chief.
+        # Under a pipeline strategy, a model that is not a `PipelineModel` is the full model, which
+        # exists only on the chief.
         return None if extended.in_stages and not is_pipeline_model(model) else extended.group
     return None
 
@@ -134,8 +143,9 @@ def awaits_admission(model: Any) -> bool:
 
 
 def _creating_alone(read_names: Callable[..., Any]) -> Callable[..., Any]:
-    # Keras creates an instance of a class to find its attributes. An optimizer creates variables,
-    # which is collective in the scope, but one worker may load weights alone.
+    # Keras creates an instance of a class to find its attributes. An optimizer instance creates
+    # variables, and all workers must create variables in the scope together. However, a single
+    # worker may load weights, so it creates the variables without the other workers.
     @functools.wraps(read_names)
     def create_alone(obj_type: Any) -> Any:
         with alone():
@@ -242,11 +252,13 @@ def _write_and_notify(write: Callable[[str], Any], path: str, step: int, session
 
 
 def _write_together(write: Callable[[str], Any], has_full: bool, path: str, model: Any) -> Any:
-    """Writes the full model, gathered from all workers, on the chief; reports the result to all.
+    """Writes the full model on the chief, and tells all workers whether this has succeeded.
+
+    All workers must call this function. A worker that does not find the file receives a copy.
 
     Args:
         write: writes the full model to a path.
-        has_full: whether this worker has the full model, as the chief does.
+        has_full: whether this worker holds the full model, which only the chief does.
         path: the path given by the user.
         model: the sharded model.
     """
@@ -281,7 +293,7 @@ def _write_together(write: Callable[[str], Any], has_full: bool, path: str, mode
 
 
 def _has_file(path: str, notice: dict[str, Any], group: Group) -> bool:
-    """Whether this worker sees the chief's file, or only the chief is to write files."""
+    """Whether this worker sees the chief's file, or only the chief may write files."""
     if os.path.abspath(path) != notice["path"]:
         return False
     return group.options.save == "chief" or _sees(path, notice["mark"])
@@ -290,15 +302,16 @@ def _has_file(path: str, notice: dict[str, Any], group: Group) -> bool:
 def _send_files(
     files: list[tuple[str, int]], source: str | None, workers: Any, path: str | None
 ) -> None:
-    """Sends the chief's files to all workers by broadcasting each part.
+    """Sends the chief's files to all workers by broadcasts.
 
     Args:
         files: the names and sizes of the files, from `_files`.
-        source: the path of the save on the chief; None elsewhere.
+        source: the path of the saved files on the chief; None on other workers.
         workers: the communicator of all workers.
-        path: the path to write to; None on workers that have the files.
+        path: the path to write to; None on workers that already have the files.
     """
-    # Raised at the end, since the other workers wait for this one in each broadcast.
+    # The error is raised only at the end, because the other workers wait for this worker in each
+    # broadcast.
     failure: OSError | None = None
     for name, size in files:
         with contextlib.ExitStack() as opened:
@@ -327,27 +340,30 @@ def _send_files(
 
 
 def needs_gathering(model: Any) -> bool:
-    """Whether the model or its optimizer is sharded, so that all workers must join each save."""
+    """Whether the model or its optimizer is sharded, so that all workers must save together."""
     return is_pipeline_model(model) or has_sharded_optimizer(model)
 
 
 class PipelineModelBase:
-    """Marker base class of models with stages on different workers.
+    """Base class that marks models with stages on different workers.
 
-    A class marks these models, because a user's model may define any attribute.
+    An attribute could not mark these models, because a user's model may define any attribute.
     """
 
     def full_model(self) -> contextlib.AbstractContextManager[Any]:
-        """The full model on the chief, None elsewhere; called by all workers."""
+        """Yields the full model on the chief, and None on other workers.
+
+        All workers must enter this context.
+        """
         raise NotImplementedError
 
     @property
     def holds_last_stage(self) -> bool:
-        """Whether this worker computes the loss and the metrics."""
+        """Whether this worker holds the last stage, which computes the loss and the metrics."""
         raise NotImplementedError
 
     def held_variables(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """This worker's weights, and its optimizer's variables, named as in the full model."""
+        """Returns this worker's weights and optimizer variables, by names in the full model."""
         raise NotImplementedError
 
 
@@ -357,7 +373,7 @@ def is_pipeline_model(model: Any) -> bool:
 
 
 def _full_model(model: Any) -> contextlib.AbstractContextManager[Any]:
-    """The model to write; if it is sharded, the full model on the chief and None elsewhere."""
+    """Yields the model to write. If it is sharded, workers other than the chief get None."""
     if is_pipeline_model(model):
         return model.full_model()  # type: ignore[no-any-return]
     if has_sharded_optimizer(model):
@@ -372,7 +388,7 @@ _read: weakref.WeakKeyDictionary[Session, int] = weakref.WeakKeyDictionary()
 def _chief_notice(session: Session, path: str, step: int) -> tuple[dict[str, Any], int] | None:
     """Waits for the chief's notice of a save; returns the notice and its arrival time.
 
-    Returns None if the chief has saved another file instead, or has left.
+    Returns None if the chief has saved another file instead, or has left the job.
     """
     read, seconds = _read.get(session, 0), None
     notices: list[Notice] = []
@@ -394,19 +410,20 @@ def _chief_notice(session: Session, path: str, step: int) -> tuple[dict[str, Any
                 _read[session] = number
                 return notice, received.received_ns
         seconds = _OTHER_PATH_SECONDS
-    # The other unread notices belong to saves that this worker has not reached yet.
+    # One notice is skipped. The other unread notices belong to saves that this worker has not
+    # reached yet.
     _read[session] = min(read + 1, max(read, len(notices)))
     return None
 
 
 def _step_of(model: Any) -> int:
-    """The number of updates of a model so far, which distinguishes saves to the same path."""
+    """Returns the number of updates of a model, which distinguishes saves to the same path."""
     iterations = getattr(getattr(model, "optimizer", None), "iterations", None)
     return 0 if iterations is None else int(iterations.numpy())
 
 
 def _is_remote(path: str) -> bool:
-    """Whether a path is in an object store, visible to all workers."""
+    """Whether a path is in an object store, which all workers see."""
     return "://" in path
 
 
@@ -415,9 +432,10 @@ def _inside(path: str, name: str) -> str:
 
 
 def _files(path: str) -> list[tuple[str, int]]:
-    """The names and sizes of the files written by a save to a path.
+    """Returns the names and sizes of the files that a save to a path has written.
 
-    Names are relative to the path: "." for a single file; others are in the path or next to it.
+    The names are relative to the path. "." is the file at the path itself. The other files are in
+    the folder at the path, or next to the path if it is an index of several files.
     """
     names = ["."]
     if os.path.isdir(path):
@@ -433,10 +451,10 @@ def _files(path: str) -> list[tuple[str, int]]:
 
 
 def _mark(path: str) -> list[int]:
-    """A fingerprint of the files of a save: the path's modification time and a checksum.
+    """Returns a fingerprint of saved files: the path's modification time and a checksum.
 
-    The checksum covers the ends of each file, which hold the tables of archives, HDF5 and
-    TensorFlow's formats. Returns [] for paths that all workers see.
+    The checksum covers only the beginning and the end of each file, because archives, HDF5 and
+    TensorFlow's formats store their tables there. The result is [] for paths that all workers see.
     """
     if _is_remote(path):
         return []
@@ -453,7 +471,7 @@ def _mark(path: str) -> list[int]:
 def _sees(path: str, mark: list[int]) -> bool:
     """Whether a path on this worker holds the files that another worker has written.
 
-    The modification times may differ by the precision of the file systems.
+    The comparison allows for file systems that store modification times with different precision.
     """
     if not mark:
         return True
@@ -466,16 +484,17 @@ def _sees(path: str, mark: list[int]) -> bool:
 
 
 def _write_then_rename(write: Callable[[str], Any], path: str, since: int | None = None) -> Any:
-    """Writes next to a path, and then replaces the path's contents.
+    """Writes to a temporary path, and then moves the result to the given path.
 
     Args:
         write: writes a file or folder to a path.
-        path: the path.
-        since: a value of `time.time_ns()`. If another worker of this host has replaced the path's
-            contents since then, they are the same as this worker's, and are kept.
+        path: the given path.
+        since: a time in nanoseconds, as returned by `time.time_ns()`. If another worker of this
+            host has written to the path since then, the path already has the same contents, and
+            they are kept.
     """
     if _is_remote(path) or path.endswith(".json"):
-        return write(path)  # The path is remote, or an index of several files.
+        return write(path)  # It is remote, or an index of several files.
     folder, name = os.path.split(path)
     beside = os.path.join(folder, f".{uuid.uuid4().hex[:8]}.{{}}{name}")
     unfinished, former = beside.format(""), beside.format("former.")
