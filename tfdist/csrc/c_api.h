@@ -224,9 +224,9 @@ int tfd_replay_create(int64_t* number);
 int tfd_replay_request(int64_t number);
 /* Returns the number of batches that have been returned so far, not counting repetitions. */
 int tfd_replay_given(int64_t number, int64_t* given);
-/* Fixes the number of rows per batch for each worker. It becomes the worker's share of one of the
-   dataset's own batches, which has `batch` rows, divided among `workers` workers. If `batch` is 0,
-   the first batch that is read determines it. */
+/* Fixes the number of rows per batch for each worker. This number becomes the worker's share when
+   `workers` workers divide one of the dataset's own batches, which has `batch` rows. If `batch` is
+   0, the first batch that is read determines it. */
 int tfd_replay_keep_rows(int64_t number, int64_t workers, int64_t batch);
 /* Returns the number of rows of the dataset's own batches, and the number of rows of a batch for
    `workers` workers. Both numbers are 0 if they are not yet known. */

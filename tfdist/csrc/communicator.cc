@@ -28,9 +28,9 @@ constexpr auto kStepErrorGrace = std::chrono::milliseconds(1500);
 // still read the memory of this rank's GPUs.
 constexpr auto kFarewellGrace = std::chrono::seconds(2);
 
-// A canceled operation fails only after a time without progress. This time is at least this number
-// of intervals between status frames. A late status frame is therefore not mistaken for a lack of
-// progress.
+// A canceled operation fails when there has been no progress for some time. This constant is the
+// minimum of this time, as a number of intervals between status frames. It ensures that a late
+// status frame is not mistaken for a lack of progress.
 constexpr double kStatusesOfPatience = 4;
 
 std::string Elapsed(Clock::duration duration) {
@@ -49,8 +49,8 @@ Error Detected(const Error& cause, const Operation& operation, int rank, Clock::
   return Error(cause.code(), text, cause.event(), cause.worker());
 }
 
-// Returns the size of the input or of the output, whichever is larger. The output may be allocated
-// only during the operation.
+// Returns the size of the input or of the output, whichever is larger. The output may not have been
+// allocated yet.
 uint64_t Bytes(const Operation& operation) {
   const Operation& first = operation.parts.empty() ? operation : operation.parts[0];
   return std::max(first.in.bytes(), first.out.bytes());
@@ -286,8 +286,8 @@ void Communicator::Fail(const Operation& operation, const Error& error) {
   throw Detected(cause, operation, rank(), now - doing.since);
 }
 
-// Returns the cause of an error: if another rank reports a cause within a short time, that cause,
-// otherwise the error itself.
+// Returns the cause of an error. If another rank reports a cause within a short time, the function
+// returns this cause; otherwise it returns the error itself.
 Error Communicator::Cause(const Error& error) {
   if (error.code() == Code::kCancelled) {
     GiveUpHere();

@@ -43,7 +43,7 @@ void CopyFar(void* to, const void* from, size_t bytes) {
     _mm_stream_si128(target + 3, d);
   }
   std::memcpy(out, in, bytes);
-  // Completes the stores above before the store to the flag that publishes the data.
+  // Ensures that the stores above are complete before the flag that publishes the data is stored.
   _mm_sfence();
 }
 

@@ -12,7 +12,7 @@
 namespace tfdist {
 namespace {
 
-// If this thread belongs to a queue, that queue; otherwise null.
+// The queue to which this thread belongs; null if it belongs to none.
 thread_local const OperationQueue* employer = nullptr;
 
 }  // namespace

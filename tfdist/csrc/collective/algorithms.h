@@ -24,8 +24,9 @@ void RunOneShot(Fabric& fabric, const Fingerprint& joined, const Members& member
 // Runs an all-reduce around a ring. Each member exchanges data with only two other members,
 // regardless of the number of members.
 //
-// A partial sum is rounded at every hop, so this algorithm must not be used for half types. Source:
-// Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
+// A partial sum is rounded at every hop, so this algorithm must not be used for half types or for
+// means of float32. Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for
+// clusters of workstations", 2009.
 void RunRing(Fabric& fabric, const Fingerprint& joined, const Members& members,
              const Transfer& transfer);
 

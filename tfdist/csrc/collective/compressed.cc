@@ -65,9 +65,9 @@ class Compressed {
   }
   size_t Batches(size_t count) const { return (count + batch_ - 1) / batch_; }
 
-  // Divides the memory for encoded values. First are the values of this rank's part, received from
-  // all members. Then, for each part, this rank's values of that part and the sums of that part
-  // follow.
+  // Divides the memory for encoded values. It begins with the values of this rank's part, which are
+  // received from all members. Then it contains, for each part, the values that this rank sends and
+  // the sums of this part.
   void LayOut() {
     const Codec &codec = t_.codec(), &sums_codec = t_.sums_codec();
     arrived_.stride = EncodedBytes(codec, Own());

@@ -28,9 +28,9 @@ Members Counterparts(const Topology& topology);
 //
 // `rows` contains the number of rows from each rank. The function sets `operation.out` to memory
 // for all these rows. If the caller has already allocated this memory, the numbers must equal
-// `operation.received_rows`. A number is invalid if it differs, or if no memory could hold the
-// rows. Throws Error(kMismatch) that names the first rank with an invalid number, or
-// Error(kInternal) if there is not enough memory.
+// `operation.received_rows`. A number is invalid if it differs from the expected number, or if no
+// memory could hold the rows. Throws Error(kMismatch) that names the first rank with an invalid
+// number, or Error(kInternal) if there is not enough memory.
 std::vector<size_t> AllocateResult(const Topology& topology, Operation& operation,
                                    const std::vector<size_t>& rows);
 

@@ -11,8 +11,8 @@ int64_t Nanoseconds(std::chrono::steady_clock::time_point when) {
 
 namespace {
 
-// Returns the ratio of the bytes that each link must carry in the best algorithm to the bytes of
-// the operation. The bus bandwidth of nccl-tests uses the same ratio.
+// Returns the number of bytes that each link must carry in the best algorithm, divided by the
+// number of bytes of the operation. nccl-tests computes the bus bandwidth with the same factor.
 double BusFactor(Kind kind, double ranks) {
   switch (kind) {
     case Kind::kAllReduce:

@@ -29,8 +29,8 @@ class Activity {
     uint64_t steps = 0;       // number of steps that have received their input
     int64_t input = 0;        // time of all waits for input that have ended
     int64_t input_since = 0;  // start of the current wait for input; 0 if there is none
-    int64_t waiting = 0;      // time stalled until other ranks arrived
-    int64_t moving = 0;       // time stalled while data moved
+    int64_t waiting = 0;      // time during which steps waited for other ranks
+    int64_t moving = 0;       // time during which steps waited for data
     std::array<uint64_t, kKinds> operations = {};  // number of successful operations of each kind
     // The minimum number of bytes that each link must carry for these operations.
     double bus_bytes = 0;

@@ -282,8 +282,8 @@ void FlightLog::Ask(const char* kind, const std::string& communicator, const std
         Nanoseconds() - reasons_.back().at < kBetweenWaited) {
       return;
     }
-    // The first reasons explain most, so they are kept. If there are too many, only the last one is
-    // replaced with the new one, which requests this write.
+    // If there are too many reasons, the new reason replaces the last one. The first reasons are
+    // kept, because they explain most.
     if (reasons_.size() == kMaxReasons) reasons_.pop_back();
     reasons_.push_back({Nanoseconds(), kind, communicator, message});
     ++requests_;

@@ -18,7 +18,7 @@ struct RowCounts {
   int64_t pending_batches = 0;  // number of the dataset's own batches with pending rows
 };
 
-// The requests to an iterator, and its position.
+// Holds the requests for an iterator, and the position of the iterator.
 class Replay {
  public:
   // Makes the iterator return its last batch once more.
@@ -31,10 +31,10 @@ class Replay {
   // Returns the number of batches that have been returned so far, not counting repetitions.
   int64_t given() const { return given_; }
 
-  // Fixes the number of rows per batch for each worker. It becomes the worker's share of one of the
-  // dataset's own batches, which has `batch` rows, divided among `workers` workers. If `batch` is
-  // 0, the first batch that is read determines it. If the number of workers changes later, the size
-  // of the batches changes instead of this share.
+  // Fixes the number of rows per batch for each worker. This number becomes the worker's share when
+  // `workers` workers divide one of the dataset's own batches, which has `batch` rows. If `batch`
+  // is 0, the first batch that is read determines it. If the number of workers changes later, the
+  // size of the batches changes instead of this share.
   void KeepRows(int64_t workers, int64_t batch);
   bool keeps_rows() const { return workers_ > 0; }
   void SetBatch(int64_t rows);

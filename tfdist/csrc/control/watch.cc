@@ -302,8 +302,8 @@ void Watch::Loop() {
       }
     }
     const auto now = Clock::now();
-    // If this process was suspended, the silence of its peers does not count: it could not read
-    // their frames.
+    // If this process was suspended, it could not read the frames of its peers, so their silence
+    // does not count.
     if (Seconds(now - last) > patience / 2) {
       for (const auto& peer : peers_) SetHeard(*peer, now);
     }
@@ -531,8 +531,8 @@ void Watch::CheckOrder(const Doing& doing, Clock::time_point now) {
     const bool together = !IsMessage(mine) || mine.peer == static_cast<int>(rank);
     const bool failed = FailedMore(peer.failures, mine.fingerprint.failures);
     const uint64_t last = failed ? peer.failed_after : peer.status.sequence;
-    // If the peer sent a message before it ended, the data may still be in transit. So more time
-    // passes before a message fails than before a collective fails.
+    // If the peer sent a message before it ended, the data may still be in transit. A message
+    // therefore gets more time than a collective before it fails.
     if ((failed || peer.left) && together &&
         (IsMessage(mine) ? Seconds(now - peer.ended_at) > settings_.silence_warning_seconds
                          : last < mine.sequence)) {
@@ -544,8 +544,9 @@ void Watch::CheckOrder(const Doing& doing, Clock::time_point now) {
                                      Event::kLeft, name));
       return;
     }
-    // If this rank's step has failed and the other rank does not yet count this failure, their
-    // fingerprints need not agree. The other rank will fail with this rank's report.
+    // If this rank's step has failed and the other rank does not yet count this failure, the
+    // fingerprints of the two ranks need not agree. The other rank will fail with this rank's
+    // report.
     if (FailedMore(mine.fingerprint.failures, peer.status.fingerprint.failures)) continue;
     Fingerprint joined;
     const bool both = peer.status.active && !IsMessage(peer.status) &&

@@ -35,15 +35,16 @@ struct Status {
   bool active = false;      // whether the rank is in a collective or a message now
   int32_t peer = -1;        // if the operation is a message, the other rank
   uint32_t progress = 0;    // changes whenever the rank makes progress
-  Fingerprint fingerprint;  // of the current or last operation
+  Fingerprint fingerprint;  // fingerprint of the current or last operation
 };
 
 struct Frame {
   FrameKind kind = FrameKind::kStatus;
   Status status;     // for a status or a farewell
   int64_t sent = 0;  // for a status: the send time on the sender's clock
-  // For a status: `sent` of the last status that the sender has received from the receiver, or 0 if
-  // there is none, and the time when that status arrived, on the sender's clock.
+  // For a status: the field `sent` of the last status that the sender has received from the
+  // receiver, or 0 if there is none. `echo_received` is the time when that status arrived, on the
+  // sender's clock.
   int64_t echoed = 0;
   int64_t echo_received = 0;
   Code code = Code::kUnavailable;  // for an abort
@@ -137,7 +138,7 @@ class OneWayDelay {
   }
 
  private:
-  static constexpr int64_t kMax = 60'000'000'000;  // maximum for one frame
+  static constexpr int64_t kMax = 60'000'000'000;  // maximum delay of one frame
 
   int64_t frames_ = 0;
   int64_t nanoseconds_ = 0;
@@ -166,7 +167,7 @@ class Watch {
   };
   struct Callbacks {
     std::function<Doing()> doing;
-    // Gets the fingerprint with which this rank joined the collective with this number. Returns
+    // Gets the fingerprint of the collective number `sequence` that this rank has joined. Returns
     // false if the collective is not one of the most recent ones.
     std::function<bool(uint64_t sequence, Fingerprint* joined)> joined;
     // Returns whether this rank has begun its own side of a message that `rank` sends or receives.
@@ -197,8 +198,8 @@ class Watch {
   // Sends farewells to the other ranks, stops the thread, and closes the streams.
   void Stop();
 
-  // What this rank knows about another rank from the control connection. Times are nanoseconds of
-  // the steady clock.
+  // The state of another rank, as this rank knows it from the control connection. Times are
+  // nanoseconds of the steady clock.
   struct Known {
     int rank = 0;
     Status status;
@@ -208,7 +209,7 @@ class Watch {
     ClockOffset clock;
     OneWayDelay delay;
   };
-  // Returns what this rank knows about each other rank. May be called from any thread.
+  // Returns the state of each other rank. May be called from any thread.
   std::vector<Known> Others();
 
  private:

@@ -27,7 +27,7 @@ std::vector<Stretch> Stretches(const Bytes& buffers) {
   return stretches;
 }
 
-// Returns the place of a part's value with the index `begin`.
+// Returns the place in the run of the value with index `begin` in a part.
 // Args: run_begin: the offset of the part in the run, in bytes.
 device::Place At(const device::Run& run, size_t run_begin, size_t begin) {
   return {run, run_begin / kFloat + begin};

@@ -29,13 +29,13 @@ class TransferCodec {
       : gpu_(gpu), stream_(stream), codec_(kernels, stream.get()) {}
 
   // `RoomBytes` returns the size of the device memory that is needed to process this number of
-  // values at once. `ListBytes` returns the size of the device memory for the lists of a transfer's
-  // tensors.
+  // values together. `ListBytes` returns the size of the device memory for the lists of a
+  // transfer's tensors.
   static size_t RoomBytes(size_t values) { return KernelCodec::RoomBytes(values); }
   static size_t ListBytes(const CodedTransfer& transfer);
 
-  // Allocates memory for up to `values` values at once, and for lists. This may free memory that
-  // the stream still uses.
+  // Allocates memory to process up to `values` values together, and memory for lists. This may free
+  // memory that the stream still uses.
   // Args: list_bytes: the size of the lists of all transfers until the next `Restart`.
   void MakeRoom(size_t values, size_t list_bytes);
   // Returns the number of bytes that are left for lists. After the stream has finished its work,
@@ -43,14 +43,15 @@ class TransferCodec {
   size_t list_bytes_left() const { return max_list_bytes_ - listed_; }
   void Restart() { listed_ = 0; }
 
-  // Begins a transfer. The object `transfer` must live until the last call of one of the following
-  // functions for it. Each of these functions queues work in the stream and returns immediately.
+  // Begins a transfer. The object `transfer` must live until the last call of `Encode`, `Sum` or
+  // `Decode` for this transfer. Each of these functions queues work in the stream and returns
+  // immediately.
   void Begin(const CodedTransfer& transfer);
   // Encodes values [begin, begin + count) of member j's part. They are whole chunks, unless they
   // end at the end of the part.
   void Encode(int j, size_t begin, size_t count, cuda::Address to) const;
-  // Sums such values of this rank's part over all ranks, and encodes the sums. The encoded values
-  // of two consecutive ranks are `stride` bytes apart.
+  // Sums values [begin, begin + count) of this rank's part over all ranks, and encodes the sums.
+  // The encoded values of two consecutive ranks are `stride` bytes apart.
   void Sum(size_t begin, size_t count, cuda::Address first, size_t stride, cuda::Address to) const;
   void Decode(int j, size_t begin, size_t count, cuda::Address from) const;
 
@@ -83,20 +84,20 @@ class DeviceCoder : public Coder {
   // Args: guard: ends waits early.
   DeviceCoder(const Gpu& gpu, const KernelModule& kernels, Guard& guard);
 
-  // Returns whether this class can run an operation. It can if all values that are summed are
-  // encoded. Other ranks may run the same operation on the host, because both implementations send
-  // the same bytes.
+  // Returns whether this class can run an operation. This is possible only if the values of all
+  // ranks are encoded before they are summed. Other ranks may run the same operation on the host,
+  // because both implementations send the same bytes.
   static bool Takes(const Topology& topology, const Operation& operation);
   // Allocates the memory for an operation. Throws Error if there is not enough memory.
   void MakeRoom(const Topology& topology, const Operation& operation);
 
   // Runs an operation on device memory.
-  // Args: on_host: a function that runs the operation on the host. It calls this object whenever it
-  // would access the device memory.
+  // Args: on_host: a function that runs the operation on the host. The function uses this object as
+  // its coder, so that only this object accesses the device memory.
   void Run(Operation& operation, const OnHost& on_host);
 
   uint8_t* Begin(const CodedTransfer& transfer) override;
-  // This is more than on the host, because each launch of a kernel has a cost.
+  // A batch has more chunks than on the host, because each launch of a kernel has a cost.
   size_t ChunksAtOnce() const override { return 4; }
   void Foresee(int j, const Batch& batch) override;
   void EncodeBatch(int j, const Batch& batch) override;
@@ -121,13 +122,13 @@ class DeviceCoder : public Coder {
   Growing<DeviceMemory> device_encoded_;
   uint8_t* encoded_ = nullptr;   // the encoded values in host memory
   cuda::Address on_device_ = 0;  // the encoded values on the GPU
-  // For the address of encoded values in host memory, the event that marks their arrival there.
+  // Maps the address of encoded values in host memory to the event that marks their arrival there.
   std::unordered_map<const uint8_t*, DeviceEvent*> fetched_;
   std::vector<std::unique_ptr<DeviceEvent>> events_;
 };
 
 // Selects the transport of a communicator's compressed all-reduces, and runs them. The encoded
-// values are sent between GPUs through NCCL, or between hosts over links.
+// values are sent between GPUs through NCCL, or between ranks over links.
 class CompressedPath {
  public:
   // Args: ranks: the GPUs of this process; guard: ends waits early.

@@ -167,8 +167,8 @@ void DevicePath::Count(const Operation& part) {
   moved_bytes_ += std::max(part.in.bytes(), part.out.bytes());
 }
 
-// Waits for all ranks, and checks that all of them divide their buckets in the same way. Each piece
-// of a bucket is reduced with the same piece of the other ranks' buckets.
+// Waits for all ranks, and checks that all of them divide their buckets in the same way, because
+// each piece of a bucket is reduced with the same piece of the other ranks' buckets.
 void DevicePath::Arrive(Fabric& fabric, const Operation& operation, const Parts& parts) {
   Operation arrival;
   arrival.fingerprint = operation.fingerprint;

@@ -59,8 +59,8 @@ class DevicePath {
   // included because operations on this rank may use their memory.
   void GiveUp() noexcept;
 
-  // Returns the number of bytes that have been moved between GPUs. An operation counts, for each
-  // GPU of this process, with the size of its input or output, whichever is larger.
+  // Returns the number of bytes that have been moved between GPUs. Each operation adds the size of
+  // its input or of its output, whichever is larger, for each GPU of this process.
   uint64_t moved_bytes() const { return moved_bytes_; }
 
   // Returns the GPUs of this process. They may outlive this object.
@@ -70,9 +70,9 @@ class DevicePath {
   // through host memory.
   std::shared_ptr<const KernelModule> kernels() const;
 
-  // Prepares a close without a failure. Waits briefly until the GPUs of this process have finished
-  // reading the memory of other ranks. Returns whether other ranks may still read the memory of
-  // this process.
+  // Prepares the closing of a communicator that has not failed. Waits briefly until the GPUs of
+  // this process have finished reading the memory of other ranks. Returns whether other ranks may
+  // still read the memory of this process.
   bool Leave();
 
  private:

@@ -17,7 +17,7 @@ struct DeviceSetup {
     int number = 0;       // index among the GPUs visible to this process
     std::string kernels;  // path of the file with the compiled kernels; empty for none
   };
-  std::vector<OfGpu> gpus;  // the GPUs of this process: at least one, on all ranks the same number
+  std::vector<OfGpu> gpus;  // the GPUs of this process; at least one, and equally many on all ranks
   std::string cuda;         // path of the CUDA driver's library; empty for the system's library
   std::string nccl;         // path of NCCL's library; empty if NCCL is not used
   bool tls = false;         // whether the ranks use TLS; NCCL would send data unencrypted

@@ -135,7 +135,7 @@ void Gpu::ReachInto(int number) const {
   TFDIST_CALL(cuDevicePrimaryCtxRetain, &reached, other);
   Use();
   const cuda::Result result = Load().cuCtxEnablePeerAccess(reached, 0);
-  Load().cuDevicePrimaryCtxRelease_v2(other);  // the communicator's Gpu still retains it
+  Load().cuDevicePrimaryCtxRelease_v2(other);  // a Gpu of the communicator still retains it
   if (result != cuda::kPeerAccessIsEnabled) cuda::Check(result, "cuCtxEnablePeerAccess");
 }
 

@@ -42,7 +42,7 @@ constexpr unsigned kLazyPeerAccess = 1;  // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 constexpr int kMajor = 75, kMinor = 76;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
 constexpr int kStreamWaits = 122;        // CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
 constexpr unsigned kReached =
-    0;  // CU_STREAM_WAIT_VALUE_GEQ: until the difference, as an int64, is not negative
+    0;  // CU_STREAM_WAIT_VALUE_GEQ: waits until word - value, as an int64, is not negative
 constexpr int kOldestDriver = 12000;  // as returned by cuDriverGetVersion
 
 // CUuuid: identifies a GPU across processes.
@@ -177,8 +177,8 @@ class Gpu {
 };
 
 // Returns the error for insufficient memory on a GPU.
-// Args: bytes: the size of the requested memory; purpose: its purpose; setting: the setting that
-// reduces this size; error: the error of the driver.
+// Args: bytes: the size of the requested memory; purpose: the purpose of this memory; setting: the
+// setting that reduces this size; error: the error of the driver.
 Error NoRoom(const Gpu& gpu, size_t bytes, const std::string& purpose, const std::string& setting,
              const Error& error);
 
@@ -280,7 +280,7 @@ class DeviceEvent {
   DeviceEvent& operator=(const DeviceEvent&) = delete;
 
   void Record(cuda::Stream* stream);
-  // Makes all work that is queued in `stream` later than this call wait for this point.
+  // Makes all work that is queued in `stream` after this call wait for this point.
   void HoldBack(cuda::Stream* stream) const;
   bool HasPassed() const;
   cuda::Event* get() const { return event_; }

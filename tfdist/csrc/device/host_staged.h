@@ -45,12 +45,12 @@ inline size_t Aligned(size_t bytes) {
   return (bytes + device::kVectorBytes - 1) / device::kVectorBytes * device::kVectorBytes;
 }
 
-// Computes exact sums over the GPUs of a host or of a process, before the sums are encoded. Each
-// GPU receives a share of the values of all these GPUs through NCCL, and sums them in the order of
-// the ranks.
+// Computes exact sums over the GPUs of a host or of a process, before the sums are encoded. The
+// values are divided into shares. Each GPU receives the values of one share from all these GPUs
+// through NCCL, and sums them in the order of the ranks.
 class ExactShares {
  public:
-  // Args: groups: the ranks, where each "host" is a group of ranks with an exact sum; part: this
+  // Args: groups: a topology in which each "host" is a group of ranks with an exact sum; part: this
   // rank's part of the operation.
   ExactShares(const Topology& groups, const Operation& part);
 

@@ -48,8 +48,8 @@ void LaunchOrder::Turn::Settle(size_t largest) {
   order_.changed_.notify_all();
 }
 
-// The number of another operation can only grow when that operation is settled. So the operation
-// with the smallest number stays the first one.
+// When an operation is settled, its number can only grow. An operation that already has the
+// smallest number therefore stays the first one.
 void LaunchOrder::Turn::Await(Guard& guard, double seconds) {
   const auto begin = Clock::now();
   std::unique_lock<std::mutex> lock(order_.mutex_);

@@ -37,7 +37,7 @@ class Siblings : public Guard {
 
 // Calls a function concurrently for each of `count` GPUs. If a call fails, throws the error of the
 // call that failed first.
-// Args: siblings: the guard of the calls, which learns when a call fails.
+// Args: siblings: the guard of the calls. It is notified when a call fails.
 inline void AtOnce(size_t count, const std::function<void(size_t)>& call,
                    Siblings* siblings = nullptr) {
   if (count == 1) return call(0);

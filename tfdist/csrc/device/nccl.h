@@ -95,8 +95,8 @@ const Library& Load(std::string library = "");
 // the library in messages.
 Library Resolve(const std::function<void*(const char*)>& find, const std::string& name);
 
-// Returns whether several ranks can share a GPU. This requires NCCL's own setting
-// NCCL_MULTI_RANK_GPU_ENABLE.
+// Returns whether several ranks can share a GPU. This requires NCCL 2.30 or newer, and NCCL's own
+// setting NCCL_MULTI_RANK_GPU_ENABLE=1.
 bool LetsRanksShareAGpu(const Library& library);
 
 // Returns the version as text, such as "2.21.5".

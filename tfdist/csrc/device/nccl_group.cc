@@ -249,7 +249,7 @@ void NcclGroup::Launch(const char* function, const std::function<Result(Comm*)>&
 // still in progress, so only the state of the communicator is reliable.
 //
 // Up to NCCL 2.26, a call leaves thread-local data behind, which only the next call cleans up. This
-// function therefore gets the number of ranks, which is a call without other effects.
+// function therefore calls ncclCommCount, which has no other effect.
 void NcclGroup::Settle(const char* function) {
   const auto begin = Clock::now();
   Result state;

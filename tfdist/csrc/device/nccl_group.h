@@ -15,8 +15,8 @@
 namespace tfdist {
 
 // Returns whether NCCL computes a reduction as the host does, except for the order of the ranks and
-// the rounding. NCCL does not for the minimum and maximum of floating types, because it would drop
-// a NaN, or for the mean of integers.
+// the rounding. The minimum and maximum of floating types differ, because NCCL would drop a NaN. A
+// mean of integers is not supported.
 bool NcclSupports(DType type, ReduceOp op);
 
 // Only one thread at a time may submit work. Other threads may call `Poll` and `Abort` meanwhile.
@@ -31,7 +31,7 @@ class NcclGroup {
     double timeout_seconds = 600;
     // The time limit for pending work when the group is destroyed.
     double closing_seconds = 10;
-    // May end these waits early. The group is then aborted.
+    // May end the waits for ranks and for calls early. The group is then aborted.
     Guard* guard = nullptr;
   };
   // Returns the identifier of a new group. One rank calls this function, and all ranks use the

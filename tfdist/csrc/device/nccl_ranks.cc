@@ -48,7 +48,7 @@ struct NcclCoded::Lane {
 // The share of one GPU in an operation.
 class NcclCoded::Share {
  public:
-  // Args: groups: the ranks, where each "host" is a group of ranks with an exact sum.
+  // Args: groups: a topology in which each "host" is a group of ranks with an exact sum.
   Share(const Topology& groups, const Operation& part)
       : exact_(groups, part),
         sums_first_(groups.hosts.size() < static_cast<size_t>(groups.size)),
@@ -277,8 +277,8 @@ NcclRanks::NcclRanks(Fabric& fabric, const Operation& operation,
   if (setup.fuses) MakeFusion(fabric, operation, setup);
 }
 
-// Creates the fusion buffers either on all ranks or on none. Without them, because a rank has no
-// kernels or no memory, each tensor is reduced separately.
+// Creates the fusion buffers either on all ranks or on none. If a rank has no kernels or not enough
+// memory, no rank has a fusion buffer, and each tensor is reduced separately.
 void NcclRanks::MakeFusion(Fabric& fabric, const Operation& operation, const Setup& setup) {
   bool from_nccl = true;
   std::string lack;

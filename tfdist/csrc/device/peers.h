@@ -119,7 +119,7 @@ std::string WhyNoNccl(const DeviceGroup& group);
 // differ. Otherwise, returns "".
 std::string HowGpusDiffer(const DeviceGroup& group);
 
-// Returns the size of the smallest staging buffer. All ranks divide their buckets by this size.
+// Returns the size of the smallest staging buffer. All ranks use this size to divide their buckets.
 size_t MinBufferBytes(const DeviceGroup& group);
 
 // Throws Error(kMismatch) if the settings of the ranks request different transports.

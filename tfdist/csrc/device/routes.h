@@ -36,8 +36,8 @@ class Routes {
   const nccl::UniqueId& id() const { return id_; }
   // Returns a name that is unique among all communicators of all processes.
   const cuda::Uuid& name() const { return group_.ranks[0].communicator; }
-  // Returns the size of the smallest staging buffer of all ranks. Each rank divides its buckets by
-  // this size.
+  // Returns the size of the smallest staging buffer of all ranks. All ranks use this size to divide
+  // their buckets.
   size_t min_buffer_bytes() const { return MinBufferBytes(group_); }
   // Returns whether both kernels and NCCL are available, and a measurement must decide between
   // them.

@@ -87,8 +87,8 @@ float Estimate(const Candidates& candidates, size_t selected) {
   return FromMagnitude(std::max(*chosen, 1u));
 }
 
-// Keeps the `selected` candidates with the largest magnitudes. If the last ones have equal
-// magnitudes, keeps the first of them.
+// Keeps the `selected` candidates with the largest magnitudes. Of candidates with equal magnitudes,
+// keeps the first ones.
 void KeepLargest(const Candidates& candidates, size_t selected, std::vector<uint32_t>* indices) {
   std::vector<uint32_t> magnitudes;
   magnitudes.reserve(indices->size());

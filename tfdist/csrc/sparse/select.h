@@ -37,8 +37,7 @@ constexpr size_t kMaxCandidates = size_t{1} << 31;
 // indices of the selected values, in ascending order. They compare values by magnitude, and NaN
 // counts as larger than infinity.
 
-// Selects the `selected` largest values. If the last ones have equal magnitudes, selects the first
-// of them.
+// Selects the `selected` largest values. Of values with equal magnitudes, selects the first ones.
 std::vector<uint32_t> SelectLargest(const Candidates& candidates, size_t selected);
 
 // Selects all values with a magnitude of at least `threshold`, which must be positive.

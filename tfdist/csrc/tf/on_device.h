@@ -15,9 +15,9 @@
 
 namespace tfdist::tf {
 
-// Makes an operation wait until TensorFlow's stream on the GPU has passed its present end. Then the
-// inputs have been computed, and the outputs may be written. If the operation allocates memory
-// later, it waits for the stream once more before it uses this memory.
+// Makes an operation wait until TensorFlow's stream on the GPU has finished all work that is queued
+// in it now. Then the inputs have been computed, and the outputs may be written. If the operation
+// allocates memory later, it waits for the stream once more before it uses this memory.
 absl::Status FollowStream(tensorflow::OpKernelContext* context, const Communicator& group,
                           int64_t gpu, Operation* operation);
 

@@ -368,8 +368,8 @@ class SharesDataset : public DatasetBase {
                                  bool* ended) override {
       const tensorflow::mutex_lock lock(mutex_);
       *ended = false;
-      // If a step failed, perhaps only the first replicas have read their shares, so this begins
-      // again with the first replica.
+      // After a failed step, perhaps only the first replicas have read their shares. The repetition
+      // therefore begins again with the first replica.
       if (source_.is_asked_again()) next_ = 0;
       if (next_ == 0) {
         TF_RETURN_IF_ERROR(FindPlace());

@@ -38,8 +38,8 @@ class UndoLog {
   // Commits the step.
   void Commit();
   // If a step has begun and has not been committed, restores the values that were kept. Returns
-  // whether this has undone the whole step, because no update of variables that are not kept had
-  // begun.
+  // whether this has undone the whole step. It has not if the step had begun to update variables
+  // that are not kept.
   // Args: redoable: whether `Redo` may be called later.
   bool RollBack(bool redoable);
   // Restores the values that the last `RollBack` removed. Has an effect only if that call was

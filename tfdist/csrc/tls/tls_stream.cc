@@ -26,8 +26,8 @@ bool IsNotYet(int error) { return error == EAGAIN || error == EWOULDBLOCK || err
 
 }  // namespace
 
-// OpenSSL accesses the socket through these functions. Its own access to sockets could raise
-// SIGPIPE, and would make one call for every 16 KiB.
+// OpenSSL accesses the socket through these functions. If OpenSSL accessed the socket itself, it
+// could raise SIGPIPE, and it would make one call for every 16 KiB.
 struct TlsStream::Callbacks {
   static TlsStream& Of(openssl::BIO* bio) {
     return *static_cast<TlsStream*>(openssl::Load().BIO_get_data(bio));

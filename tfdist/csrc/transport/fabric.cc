@@ -22,7 +22,8 @@ size_t RingLink::Write(const char* data, size_t bytes) {
   Ring& ring = segment.ring(host_.rank(), other_);
   const size_t room = segment.ring_bytes();
   const uint64_t written = ring.written.load(std::memory_order_relaxed);
-  // Another rank writes the counter `ring.read`, so the result is limited to the size of the ring.
+  // The other rank writes `ring.read`, and its value is not trusted. The number of unread bytes is
+  // therefore limited to the size of the ring.
   const uint64_t unread = std::min<uint64_t>(written - ring.read.load(kInOrder), room);
   const size_t taken = std::min(bytes, room - static_cast<size_t>(unread));
   if (taken == 0) return 0;

@@ -15,8 +15,8 @@ namespace {
 // one of them sees the other one's store.
 constexpr auto kInOrder = std::memory_order_seq_cst;
 
-// The distance to other cores is measured in one of this number of collectives, since a measurement
-// stalls the processor.
+// The distance to other cores is measured once in this number of collectives, because a measurement
+// stalls the CPU.
 constexpr uint64_t kMeasured = 8;
 
 }  // namespace

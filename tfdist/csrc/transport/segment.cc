@@ -41,7 +41,7 @@ void FutexEvent::Sleep(uint32_t seen) {
 SpinPolicy SpinPolicy::For(int ranks) {
   static const int cores = static_cast<int>(std::thread::hardware_concurrency());
   if (ranks <= cores) return {2000, 20};
-  // A rank does not spin, because another rank without a core must first be able to run.
+  // The ranks do not spin, because a rank without a core must be able to run first.
   return {0, 60};
 }
 

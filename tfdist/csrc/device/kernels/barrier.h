@@ -15,8 +15,8 @@ inline void GiveUp(const Waiting& waiting, Outcome outcome) {
   StoreWord(waiting.ended, 1);
 }
 
-// A waiting thread reads a word in host memory only once in this number of reads of a word in the
-// GPU's own memory, because host memory is slower.
+// A waiting thread reads a word in the GPU's own memory this number of times before it reads a word
+// in host memory, which is slower.
 constexpr uint32_t kLooksForOneAtHost = 64;
 
 // Waits until `*word` is at least `number`. Returns false after an abort or a timeout.

@@ -100,8 +100,7 @@ struct Planes {
 };
 
 // Calls `use(i, place, shift)` for each value of a block that this thread handles, in the order of
-// the places. `place` and `shift` are the place of the value's code and the bit offset in this
-// place.
+// the places. The code of value i is in place `place`, and begins at bit `shift`.
 template <typename F, typename Use>
 void ForCodes(uint32_t count, Use use) {
   const uint32_t places = Planes<F>(count).places;

@@ -11,9 +11,9 @@
 namespace tfdist::device {
 
 // `LoadWord` and `StoreWord` access words that other GPUs or the host read and write while kernels
-// run. If a load returns a stored value, the loading thread then sees all writes that preceded this
-// store: the earlier writes of the storing thread, and the writes of threads with which that thread
-// had synchronized.
+// run. When a load returns the value of a store, the loading thread sees all writes that happened
+// before this store. This also includes writes of other threads with which the storing thread had
+// synchronized.
 inline uint64_t LoadWord(const uint64_t* word) {
   uint64_t value;
   asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
@@ -78,8 +78,8 @@ inline uint32_t MaxOfHalfWarp(uint32_t own) {
 #define TFDIST_PRAGMA(text) _Pragma(#text)
 #define TFDIST_UNROLL_BY(times) TFDIST_PRAGMA(unroll(times))
 #define TFDIST_KERNEL extern "C" __global__ void __launch_bounds__(512)
-// Limits the compiler to 64 registers per thread. By default, it would allow so many threads that
-// there are too few registers for each thread.
+// Allows the compiler to use up to 64 registers per thread. By default, the compiler would use too
+// few registers, in order to allow more threads.
 #define TFDIST_WIDE_KERNEL extern "C" __global__ void __launch_bounds__(512, 2)
 
 #elif !defined(TFDIST_SIMULATED_GPU)

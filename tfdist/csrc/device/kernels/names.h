@@ -1,7 +1,7 @@
 // The names of kernels and of their template arguments.
 #pragma once
 
-// The encodings with kernels.
+// The encodings that have kernels.
 
 // Each encoding is listed as F(name, encoding).
 #define TFDIST_FOR_ALL_ENCODINGS(F) \
@@ -15,11 +15,11 @@
   F(means, MeansEncoding)           \
   F(signs, SignsEncoding)
 
-// The reductions with kernels.
+// The reductions that have kernels.
 
 // Each reduction is listed as F(name, type of the values, reduction, type of the partial results).
-// There are none for bools. The sum of bools is their logical OR, which is the maximum of their
-// bytes. Their product is their logical AND, which is the minimum.
+// Bools have no kernels of their own. The sum of bools is their logical OR, which is the maximum of
+// their bytes. Their product is their logical AND, which is the minimum.
 #define TFDIST_FOR_REDUCTIONS_OF(F, name, T, S) \
   F(name##_sum, T, Sum, S)                      \
   F(name##_min, T, Min, S)                      \

@@ -14,8 +14,8 @@ namespace {
 
 constexpr uint32_t kNoNumber = 0x7fc00000;
 
-// Returns the position of the first row in [begin, end) that has at least this index, or `end` if
-// there is none.
+// Returns the position of the first row in [begin, end) with an index of at least `index`, or `end`
+// if there is none.
 uint32_t FindRow(const Row* rows, uint32_t begin, uint32_t end, uint32_t index) {
   while (begin < end) {
     const uint32_t middle = begin + (end - begin) / 2;

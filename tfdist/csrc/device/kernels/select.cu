@@ -1,8 +1,8 @@
 // Selects values of a sparse gradient. The results have the same bits as on the CPU.
 //
 // First, the kernels find the magnitude of the smallest selected value, which is called the cut.
-// They find it digit by digit, by counting the values that have each digit. Then they count the
-// selected values of each tile. These counts determine the positions of each tile's rows.
+// They find it digit by digit, by counting how many values have each possible digit. Then they
+// count the selected values of each tile. These counts determine the positions of each tile's rows.
 #include <cstdint>
 
 #include "device/kernels/execution.h"
@@ -58,9 +58,9 @@ uint32_t Smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
 }  // namespace
 
-// For each value that a digit can have, counts the magnitudes with this value. Counts only
-// magnitudes that have the same higher digits as the cut. A block first counts in its own memory,
-// tensor by tensor.
+// For each value that a digit can have, counts the magnitudes in which the digit has this value.
+// Counts only magnitudes that have the same higher digits as the cut. A block first counts in its
+// own memory, tensor by tensor.
 TFDIST_WIDE_KERNEL tfdist_select_digits(Sources list, Digit digit, bool accumulates, Cuts cuts) {
   const uint32_t each = (list.tiles + Blocks() - 1) / Blocks(), begin = BlockIndex() * each;
   const uint32_t end = Smaller(begin + each, list.tiles), values = 1u << digit.bits;

@@ -3,9 +3,9 @@
 
 #include <cstdint>
 
-// The arguments of kernels that wait for kernels of other ranks. They wait for words in the memory
-// of each rank, which the other ranks write. Every wait ends, either because the host aborts it or
-// because of a timeout.
+// The arguments of kernels that wait for kernels of other ranks. The ranks write to words in each
+// other's memory, and the kernels wait for these words. Every wait ends, either because the host
+// aborts it or because of a timeout.
 
 namespace tfdist::device {
 
