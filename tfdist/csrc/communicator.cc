@@ -16,17 +16,21 @@
 namespace tfdist {
 namespace {
 
-// Time for the control connections to explain a broken link.
+// When a link breaks, a rank waits this long for another rank to report the cause over a control
+// connection.
 constexpr auto kAbortReasonGrace = std::chrono::milliseconds(1500);
 
-// Time for the program to report why its step failed.
+// When an operation is canceled, a rank waits this long for the program to report why its step
+// failed.
 constexpr auto kStepErrorGrace = std::chrono::milliseconds(1500);
 
-// How long a closing rank waits for other ranks that may still read its GPUs' memory.
+// A rank that closes the communicator waits at most this long for the other ranks, because they may
+// still read the memory of this rank's GPUs.
 constexpr auto kFarewellGrace = std::chrono::seconds(2);
 
-// A canceled operation may go without progress at least for the time of this number of statuses
-// from another rank, so that a late status does not look like a lack of progress.
+// A canceled operation fails when there has been no progress for some time. This constant is the
+// minimum of this time, as a number of intervals between status frames. It ensures that a late
+// status frame is not mistaken for a lack of progress.
 constexpr double kStatusesOfPatience = 4;
 
 std::string Elapsed(Clock::duration duration) {
@@ -35,8 +39,8 @@ std::string Elapsed(Clock::duration duration) {
   return text;
 }
 
-// The error of an operation: its cause, and where it was detected. No program parses this text;
-// `AbortState` has its parts.
+// Returns the error of an operation: the cause, followed by the operation that detected it. The
+// text is for people; programs read its parts from `AbortState`.
 Error Detected(const Error& cause, const Operation& operation, int rank, Clock::duration after) {
   std::string text = cause.what();
   if (text.empty() || text.back() != '.') text += ".";
@@ -45,7 +49,8 @@ Error Detected(const Error& cause, const Operation& operation, int rank, Clock::
   return Error(cause.code(), text, cause.event(), cause.worker());
 }
 
-// The larger of the input and the output; a result may be allocated during the operation.
+// Returns the size of the input or of the output, whichever is larger. The output may not have been
+// allocated yet.
 uint64_t Bytes(const Operation& operation) {
   const Operation& first = operation.parts.empty() ? operation : operation.parts[0];
   return std::max(first.in.bytes(), first.out.bytes());
@@ -65,7 +70,8 @@ std::unique_ptr<Host> MakeHost(const Topology& topology, std::unique_ptr<Segment
                                 std::move(names), guard, recorder);
 }
 
-// Sets the cancellation of the running operation until it ends.
+// Sets `*current` to the cancellation of an operation, and back to null when the operation has
+// ended.
 class Current {
  public:
   Current(const Cancellation** current, const Operation& operation) : current_(current) {
@@ -139,7 +145,8 @@ Communicator::Communicator(Setup setup)
   try {
     queue_.Start();
   } catch (...) {
-    // The watch's thread calls back into members that are about to be destroyed.
+    // The watch thread calls functions of members that are about to be destroyed, so it must stop
+    // first.
     watch_->Stop();
     if (news_ >= 0) close(news_);
     throw;
@@ -164,7 +171,8 @@ void Communicator::Execute(Operation& operation) {
     End(operation, false, launched);
     collectives_.fetch_add(1, std::memory_order_relaxed);
   } catch (const std::exception& error) {
-    // Any exception aborts the group: otherwise the other ranks would wait until they time out.
+    // An unexpected exception aborts the group as well. Otherwise, the other ranks would wait until
+    // they time out.
     Fail(operation, AsError(error));
   }
 }
@@ -198,10 +206,12 @@ void Communicator::EnqueuePart(size_t gpu, Operation part, Done done) {
   });
 }
 
-// This rank has not arrived until its GPUs have produced their inputs. If an abort ends the wait,
-// the next check reports why. A canceled step does not end the wait for a GPU, which finishes its
-// queued work. However, it ends the wait for the parts of an operation, since a part may never be
-// enqueued.
+// Waits until this process's GPUs have computed the inputs. This rank counts as arrived only after
+// this wait.
+//
+// If an abort ends the wait, the next `Check` throws the cause. If the step is canceled, the wait
+// for a GPU continues, because the GPU finishes its queued work anyway. But the wait for the parts
+// of an operation ends, because the canceled step may never queue a missing part.
 void Communicator::AwaitInput(Operation& operation) {
   if (!device_) return;
   const Segment* const segment = fabric_.host->has_segment() ? &fabric_.host->segment() : nullptr;
@@ -215,7 +225,8 @@ void Communicator::AwaitInput(Operation& operation) {
     try {
       operation.parts = operation.assembly->Await(timeout_seconds_, ends_early);
     } catch (const std::exception& thrown) {
-      // A late part would be mistaken for a part of the next operation.
+      // A part that is queued too late would be mistaken for a part of the next operation, so the
+      // group is aborted.
       if (device_->HasLaunched()) device_->GiveUp();
       const Error error = AsError(thrown);
       GiveUp(error, true);
@@ -233,7 +244,8 @@ void Communicator::AwaitInput(Operation& operation) {
   }
 }
 
-// Waits for all launched operations. The record of the last one is open and includes this wait.
+// Waits until all launched operations have ended. The record of the last one is still open, so its
+// duration includes this wait.
 void Communicator::AwaitLaunched() {
   const auto note = [this](bool active) {
     const std::lock_guard<std::mutex> lock(doing_mutex_);
@@ -247,8 +259,9 @@ void Communicator::AwaitLaunched() {
   note(false);
 }
 
-// A launched operation runs concurrently with later work. Its record stays open until a check finds
-// that the operation has ended, or until the next one begins.
+// Closes the record of the last launched operation, if it is open. A launched operation runs
+// concurrently with later work. Its record therefore stays open until this rank notices that the
+// operation has ended, or until the next operation begins.
 void Communicator::CloseRecord() {
   if (launched_bytes_) recorder_.End(false, *launched_bytes_);
   launched_bytes_.reset();
@@ -273,8 +286,8 @@ void Communicator::Fail(const Operation& operation, const Error& error) {
   throw Detected(cause, operation, rank(), now - doing.since);
 }
 
-// Returns the cause of an error: the cause that another rank reports within a short time, or the
-// error itself.
+// Returns the cause of an error. If another rank reports a cause within a short time, the function
+// returns this cause; otherwise it returns the error itself.
 Error Communicator::Cause(const Error& error) {
   if (error.code() == Code::kCancelled) {
     GiveUpHere();
@@ -287,7 +300,8 @@ Error Communicator::Cause(const Error& error) {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
   }
-  // A rank that closes the communicator also closes its data connections.
+  // A rank that closes its communicator also closes its data connections, which looks like a lost
+  // rank.
   const bool left = error.event() == Event::kLost && HasLeft(error.worker());
   GiveUp(left ? Error(error.code(), error.what(), Event::kLeft, error.worker()) : error, true);
   const std::lock_guard<std::mutex> lock(abort_mutex_);
@@ -302,7 +316,7 @@ bool Communicator::HasLeft(const std::string& worker) {
   });
 }
 
-// Returns whether the operation was only launched.
+// Returns true if the operation was only launched, and false if it has ended.
 bool Communicator::Dispatch(Operation& operation) {
   if (!operation.device) {
     RunOnHost(operation);
@@ -389,7 +403,7 @@ void Communicator::CheckPeer(int peer) const {
                   std::to_string(peer) + ".");
 }
 
-// The number of messages sent to a rank, or received from it.
+// Returns the counter of the messages sent to a rank (kSend) or received from it (kReceive).
 uint64_t& Communicator::Messages(Kind kind, int peer) {
   return (kind == Kind::kSend ? messages_to_ : messages_from_)[static_cast<size_t>(peer)];
 }
@@ -411,7 +425,8 @@ void Communicator::Check() {
   if (IsOverdue()) throw StepEnded(Code::kCancelled);
 }
 
-// Whether the running operation was canceled and has since made no progress for too long.
+// Returns whether the running operation was canceled, and the group has since made no progress for
+// too long.
 bool Communicator::IsOverdue() {
   return cancellation_ && cancellation_->asked() &&
          cancellation_->Overdue(Clock::now(), progress_.Last(), patience_);
@@ -456,14 +471,15 @@ void Communicator::GiveUp(const Error& given, bool spread) {
   frame.worker = cause.worker();
   frame.message = message;
   if (spread && watch_) watch_->Tell({frame});
-  // If this fails, the socket is full or its reader has ended, so no reader has to be woken.
+  // If this fails, the socket is full or its reader has exited. In both cases, no reader needs to
+  // be woken.
   if (news_ >= 0) (void)!send(news_, "!", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
   FlightLog::Instance().Ask("error", name_, message);
 }
 
-// Fails later operations on this rank, since a canceled operation is incomplete. The other ranks
-// receive the cause if the program soon reports it with `StepFailed`. Otherwise, they only learn
-// that this rank has given up its step.
+// Makes all later operations of this rank fail, since the canceled operation is incomplete. The
+// other ranks are not informed yet. If the program soon calls `StepFailed`, they receive its cause;
+// otherwise they learn only that this rank has given up its step.
 void Communicator::GiveUpHere() {
   const std::lock_guard<std::mutex> lock(abort_mutex_);
   if (aborted_) return;
@@ -519,8 +535,8 @@ void Communicator::Close() {
   fabric_.host = nullptr;
 }
 
-// Sends farewells and briefly waits for the other ranks' farewells: their GPUs may still read this
-// rank's memory.
+// Sends farewells to the other ranks, and briefly waits for their farewells. Until then, the GPUs
+// of the other ranks may still read this rank's memory.
 void Communicator::AwaitFarewells() {
   Frame farewell;
   farewell.kind = FrameKind::kFarewell;

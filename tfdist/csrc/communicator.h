@@ -1,4 +1,5 @@
-// A rank's view of its group: runs collectives in order and fails them when necessary.
+// One rank's end of a communicator. It runs this rank's operations in order, and fails them if the
+// group is aborted.
 #pragma once
 
 #include <algorithm>
@@ -31,23 +32,26 @@ class Communicator : private Guard {
   struct Setup {
     std::string name;
     int rank = 0;
-    std::vector<std::string> names;    // each rank's name in messages
-    std::vector<int> hosts;            // per rank: a number unique to its host
-    std::vector<int> control;          // per rank: a connected stream socket; -1 for this one
-    std::vector<int> data;             // per rank on another host: a stream socket; else -1
-    TlsFiles tls;                      // for the sockets; empty for none
-    std::unique_ptr<Segment> segment;  // null for a single rank on its host
+    std::vector<std::string> names;  // the name of each rank in messages
+    std::vector<int> hosts;          // for each rank, a number that identifies its host
+    std::vector<int> control;        // for each rank, a connected stream socket; -1 for this rank
+    // For each rank on another host, a connected stream socket; -1 for the ranks of this host.
+    std::vector<int> data;
+    TlsFiles tls;                      // settings of the sockets; empty for sockets without TLS
+    std::unique_ptr<Segment> segment;  // null if no other rank is on this host
     double silence_warning_seconds = 5;
     double silence_timeout_seconds = 60;
     double start_seconds = 300;
     double stall_seconds = 30;
     double timeout_seconds = 600;
-    double patience_seconds = 1;  // without progress, until a canceled operation fails
+    // A canceled operation fails after this time without progress.
+    double patience_seconds = 1;
     std::string algorithm;
-    // For device memory; `timeout_seconds` and `warn` are taken from this setup.
+    // The GPUs and their settings, if the communicator also runs operations on device memory. The
+    // values of `timeout_seconds` and `warn` in this struct apply to these operations as well.
     std::optional<DevicePath::Setup> device;
-    // A stream socket that gets a byte when the communicator is aborted; duplicated. Zero or
-    // negative for none.
+    // A stream socket. The communicator sends it a byte when the group is aborted. The communicator
+    // uses a duplicate of the descriptor. Zero or a negative number means that there is no socket.
     int news = -1;
     std::function<void(const std::string&)> warn;
   };
@@ -66,48 +70,56 @@ class Communicator : private Guard {
   const std::string& name() const { return name_; }
   int rank() const { return fabric_.topology.rank; }
   int size() const { return fabric_.topology.size; }
-  // The GPUs of its device operations; empty for none.
+  // Returns the GPUs on which this communicator runs operations; empty if it has none.
   const std::vector<std::shared_ptr<const Gpu>>& gpus() const { return gpus_; }
-  // The kernels of `DevicePath`.
+  // Returns the kernels of this communicator's GPU, as `DevicePath::kernels` does; null if there
+  // are none.
   const KernelModule* kernels() const { return kernels_.get(); }
-  // The number of participants in a collective: all processes, or all their GPUs.
+  // Returns the number of participants in a collective: the number of GPUs of all processes, or the
+  // number of processes if they have no GPUs.
   int participants() const { return size() * std::max(1, static_cast<int>(gpus_.size())); }
 
-  // Runs a collective after all earlier ones, in this thread if none are pending. Throws Error.
+  // Runs a collective after all earlier ones, and returns when it has ended. If no other operation
+  // is pending, the calling thread runs it; otherwise the communicator's own thread does. Throws
+  // Error.
   void Run(Operation operation) { queue_.Run(std::move(operation)); }
-  // Runs a collective in the communicator's own thread. `done` may destroy the buffers of
-  // `operation`.
+  // Queues a collective for the communicator's own thread, and returns immediately. `done` is
+  // called when the collective has ended, and may then destroy the buffers of `operation`.
   void Enqueue(Operation operation, Done done) {
     queue_.Enqueue(std::move(operation), std::move(done));
   }
-  // Enqueues one GPU's part of an operation of all GPUs of this process. Every GPU must enqueue the
-  // same operations in the same order.
+  // Queues one GPU's part of an operation. The operation runs when all GPUs of this process have
+  // queued their parts. Every GPU must queue the same operations in the same order.
   void EnqueuePart(size_t gpu, Operation part, Done done);
 
-  // Fails all pending and later operations on every rank. Only the first cause counts.
+  // Fails all pending and later operations on every rank. If the group is already aborted, the
+  // first cause is kept.
   void Abort(const Error& cause) { GiveUp(cause, true); }
-  // Reports that this rank's step failed, and why. A rank that waits for this rank fails with the
-  // cause. So does a rank that joins a later operation, since it counts fewer failed steps.
+  // Reports to the other ranks that this rank's step has failed, and why. A rank that waits for
+  // this rank fails with `cause`. A rank that joins a later operation fails as well, because it
+  // counts fewer failed steps than this rank.
   void StepFailed(const Error& cause);
-  // Throws Error after an abort. May be called from any thread.
+  // Throws the cause if the communicator has been aborted. May be called from any thread.
   void CheckAborted();
-  // Returns why all ranks have been aborted; none if they have not been aborted, or if the cause is
-  // still unknown. May be called from any thread.
+  // Returns why the communicator has been aborted. Returns nullopt if it has not been aborted, or
+  // if the cause is still unknown. May be called from any thread.
   std::optional<AbortState> Aborted();
-  // Waits for pending operations, sends farewells, and frees everything but the object itself.
-  // Other threads may be in any other call during this one.
+  // Waits for pending operations, sends farewells to the other ranks, and frees all resources of
+  // the communicator. Other threads may call its other functions meanwhile.
   void Close();
 
   Statistics statistics();
-  // TCP statistics per rank; all zero for ranks of this host.
+  // Returns the TCP statistics of the connection to each rank; all zero for the ranks of this host.
   std::vector<TcpStatistics> links();
   Recorder& recorder() { return recorder_; }
-  // Args: the maximum number of records and the earliest end of a record, as for the recorder.
+  // Returns a snapshot of the state of this communicator.
+  // Args: records: the maximum number of records; since: omits records that ended before this time.
   CommunicatorState State(size_t records, int64_t since);
 
  private:
-  // Guards waits for this process's GPUs. Such a wait needs no other rank's program and shows no
-  // progress, so only an abort of the group ends it early, not a cancellation.
+  // The guard of waits for this process's own GPUs. Such a wait does not depend on the programs of
+  // other ranks, and a GPU reports no progress. Therefore only an abort of the group ends the wait
+  // early; a cancellation does not.
   class GpuGuard : public Guard {
    public:
     explicit GpuGuard(Communicator& communicator) : communicator_(communicator) {}
@@ -153,34 +165,37 @@ class Communicator : private Guard {
   std::unique_ptr<Watch> watch_;
   GpuGuard gpu_guard_{*this};
   std::unique_ptr<DevicePath> device_;
-  std::vector<std::shared_ptr<const Gpu>> gpus_;  // of `device_`, which is destroyed first
-  std::shared_ptr<const KernelModule> kernels_;   // the same
-  std::unique_ptr<Assemblies> assemblies_;        // set if there are several GPUs
+  std::vector<std::shared_ptr<const Gpu>> gpus_;  // the GPUs of `device_`, which `Close` destroys
+  std::shared_ptr<const KernelModule> kernels_;   // the kernels of `device_`
+  std::unique_ptr<Assemblies> assemblies_;        // null unless there are several GPUs
   const double timeout_seconds_;
   const Cancellation::Seconds patience_;
 
   OperationQueue queue_;
-  const Cancellation* cancellation_ = nullptr;  // of the running operation; used by its thread
-  std::optional<uint64_t> launched_bytes_;      // of the last operation, if it was only launched
+  // The cancellation of the running operation. Only the thread that runs the operation uses it.
+  const Cancellation* cancellation_ = nullptr;
+  // The size of the last operation, if it has been launched and its record is still open.
+  std::optional<uint64_t> launched_bytes_;
 
   std::mutex doing_mutex_;
   Doing doing_;
-  uint8_t failures_ = 0;                 // steps of this rank that have failed
-  std::array<Fingerprint, 16> joined_;   // of the last collectives, at their number modulo 16
-  std::vector<uint64_t> messages_to_;    // sent to each rank so far
-  std::vector<uint64_t> messages_from_;  // received from each rank so far
+  uint8_t failures_ = 0;  // number of this rank's failed steps
+  // The fingerprints of the last collectives. The index is the sequence number modulo 16.
+  std::array<Fingerprint, 16> joined_;
+  std::vector<uint64_t> messages_to_;    // number of messages sent to each rank
+  std::vector<uint64_t> messages_from_;  // number of messages received from each rank
 
-  std::mutex abort_mutex_;  // also guards the fabric's destruction
+  std::mutex abort_mutex_;  // guards the following members and the destruction of `fabric_`
   std::atomic<bool> aborted_{false};
-  // Whether, and until when, the abort is withheld from other ranks because its cause may soon be
-  // known.
+  // Whether this rank has given up but has not yet told the other ranks, because the program may
+  // soon report the cause. At the time `due_`, it tells them without the program's report.
   std::atomic<bool> held_back_{false};
   Clock::time_point due_;
   Error cause_{Code::kUnavailable, ""};  // of the abort
   int64_t aborted_at_ = 0;
-  std::optional<AbortState::Detected> detected_;  // of the last operation that failed
+  std::optional<AbortState::Detected> detected_;  // the last operation of this rank that failed
   int news_ = -1;
-  Statistics final_;  // set when the fabric is destroyed
+  Statistics final_;  // the statistics at the time when `fabric_` was destroyed
   std::atomic<uint64_t> collectives_{0}, device_bytes_{0};
 };
 

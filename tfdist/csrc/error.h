@@ -1,4 +1,4 @@
-// Errors of the core, and the requests to stop that waits check.
+// Errors of the core, and the ways to end a wait early: guards and cancellations.
 #pragma once
 
 #include <algorithm>
@@ -14,39 +14,45 @@ namespace tfdist {
 
 // Kinds of errors in a collective.
 enum class Code : int {
-  kInvalidArgument = 1,  // the caller's mistake, found before anything was sent
+  kInvalidArgument = 1,  // the caller made a mistake; nothing has been sent
   kMismatch = 2,         // the ranks did not call the same collective
   kUnavailable = 3,      // a rank was lost, or the communicator was aborted
-  kClosed = 4,           // the communicator has been closed here
+  kClosed = 4,           // this process has closed the communicator
   kInternal = 5,
-  kCancelled = 6,  // the caller canceled the operation; never sent to other ranks
+  // The caller canceled the operation. Other ranks never receive this code.
+  kCancelled = 6,
 };
 
-// What happened to a group or one of its ranks. Programs read this; messages are for people.
+// The event that caused an error: what happened to the group or to one of its ranks. Programs read
+// the event; the message is for people.
 enum class Event : uint8_t {
-  kOther = 0,   // a mismatch, a deadline, an abort by the program, a failure of this rank
+  // Another event: a mismatch, an expired deadline, an abort by the program, or a failure of this
+  // rank.
+  kOther = 0,
   kLost = 1,    // a rank's process has ended, or a connection to it has broken
   kSilent = 2,  // a rank has shown no sign of life for too long
   kLeft = 3,    // a rank has closed the communicator
-  kFailed = 4,  // a rank has reported that its step failed, or that its process ends with an error
+  // A rank has reported that its step failed, or that its process is ending because of an error.
+  kFailed = 4,
 };
 constexpr int kEvents = 5;
 
-// Returns an event's name: "other", "lost", "silent", "left" or "failed".
+// Returns the name of an event: "other", "lost", "silent", "left" or "failed".
 inline const char* NameOf(Event event) {
   static const char* const names[kEvents] = {"other", "lost", "silent", "left", "failed"};
   return names[static_cast<size_t>(event)];
 }
 
-// The maximum length of a message between ranks; the same on all paths, so that all ranks raise the
-// same message.
+// The maximum length of an error message that ranks send to each other. It is the same for control
+// frames and for shared memory, so that all ranks raise the same message.
 constexpr size_t kMaxMessageBytes = 1015;
-// The same for the name of a worker.
+// The maximum length of a worker's name in an error that ranks send to each other.
 constexpr size_t kMaxNameBytes = 511;
 
 class Error : public std::runtime_error {
  public:
-  // Args: worker: the worker to which the event happened, as named in messages; "" for none.
+  // Args: worker: the worker to which the event happened, as named in messages; "" if there is
+  // none.
   Error(Code code, const std::string& message, Event event = Event::kOther, std::string worker = "")
       : std::runtime_error(message), code_(code), event_(event), worker_(std::move(worker)) {}
   // A copy does not share the text: another thread may replace the original, and ThreadSanitizer
@@ -63,31 +69,33 @@ class Error : public std::runtime_error {
   std::string worker_;
 };
 
-// Returns an error's message for use in the middle of a sentence.
+// Returns the message of an error without its final period, for use in the middle of a sentence.
 inline std::string ClauseOf(const Error& error) {
   std::string text = error.what();
   if (!text.empty() && text.back() == '.') text.pop_back();
   return text.empty() ? "the reason is unknown" : text;
 }
 
-// Ends a wait early: the waiting thread calls `Check` periodically.
+// Ends a wait early. The waiting thread calls `Check` periodically, and `Check` throws an exception
+// to end the wait.
 class Guard {
  public:
   virtual ~Guard() = default;
-  // Throws Error if the wait cannot succeed: aborted, a rank lost, or timed out.
+  // Throws Error if the wait cannot succeed: the group was aborted, a rank was lost, or the
+  // operation timed out.
   virtual void Check() = 0;
-  // Records progress of this rank: it moved bytes, or begins another wait. Timeouts count from
-  // then.
+  // Records that this rank has made progress: it has moved bytes, or it begins another wait.
+  // Timeouts are measured from the last progress.
   virtual void NoteProgress() {}
 };
 
-// A caller's request to end an operation soon.
+// A caller's request that an operation end soon.
 class Cancellation {
  public:
   using Clock = std::chrono::steady_clock;
   using Seconds = std::chrono::duration<double>;
 
-  // Requests the end; may be called from any thread.
+  // Requests that the operation end. May be called from any thread.
   void Ask() {
     Rep none = 0;
     asked_.compare_exchange_strong(none, Clock::now().time_since_epoch().count());
@@ -95,10 +103,10 @@ class Cancellation {
 
   bool asked() const { return asked_ != 0; }
 
-  // Whether the grace period has expired at a given time. It counts from the request, or from the
-  // group's last progress if later. Operations that all ranks have joined can complete within this
-  // period. This matters at the end of the data, when TensorFlow cancels a loop's pending
-  // operations.
+  // Returns whether a canceled operation must end at the time `now`. It must end when `patience`
+  // has passed since the request or since the group's last progress, whichever is later. Until
+  // then, an operation that all ranks have joined can still complete. This matters at the end of
+  // the data, when TensorFlow cancels the pending operations of a loop.
   bool Overdue(Clock::time_point now, Clock::time_point progress, Seconds patience) const {
     const Clock::time_point asked{Clock::duration(asked_)};
     return this->asked() && now - std::max(asked, progress) > patience;
@@ -107,7 +115,7 @@ class Cancellation {
  private:
   using Rep = Clock::duration::rep;
 
-  std::atomic<Rep> asked_{0};  // time of the request, or zero
+  std::atomic<Rep> asked_{0};  // time of the request; 0 if there is none
 };
 
 }  // namespace tfdist

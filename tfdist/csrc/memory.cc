@@ -3,7 +3,8 @@
 #include <cstdint>
 #include <cstring>
 
-// Sanitizers do not see the memory accesses of assembly code.
+// Sanitizers cannot see the memory accesses of inline assembly, so builds with sanitizers use
+// memcpy.
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
 #define TFDIST_OWN_COPIES
 #endif
@@ -42,7 +43,7 @@ void CopyFar(void* to, const void* from, size_t bytes) {
     _mm_stream_si128(target + 3, d);
   }
   std::memcpy(out, in, bytes);
-  // Orders the stores before the flag that publishes the data.
+  // Ensures that the stores above are complete before the flag that publishes the data is stored.
   _mm_sfence();
 }
 

@@ -1,4 +1,4 @@
-// Buffers: aligned memory, scratch space, and lists of memory regions.
+// Fast copies between cores, lists of buffers, and scratch memory.
 #pragma once
 
 #include <algorithm>
@@ -11,29 +11,32 @@ namespace tfdist {
 
 // Copies into memory that another core will read.
 //
-// If another core read a cache line last, an ordinary store first fetches the line from that core.
-// Which copy is fastest depends on the caches that the cores share. Measured on one machine between
-// two cores, in GB/s of a 1 MiB all-reduce: with a shared cache, ordinary stores 6, CopyNear 19,
-// CopyFar 7; without, ordinary stores 1.2, CopyNear 2, CopyFar 8.
+// If another core was the last to read a cache line, an ordinary store to this line first fetches
+// it from that core. Which kind of copy is fastest depends on whether the two cores share a cache.
+// The following numbers were measured between two cores of one machine, in GB/s of a 1 MiB
+// all-reduce. With a shared cache: ordinary stores 6, CopyNear 19, CopyFar 7. Without a shared
+// cache: ordinary stores 1.2, CopyNear 2, CopyFar 8.
 
-// Copies with the processor's string copy, which leaves the data in the caches.
+// Copies with the processor's string instructions, which leave the data in the caches.
 void CopyNear(void* to, const void* from, size_t bytes);
 
-// Copies past the caches, directly into memory.
+// Copies with non-temporal stores, which bypass the caches and write directly to memory.
 void CopyFar(void* to, const void* from, size_t bytes);
 
-// Returns the time to read a word written by another core, in clock ticks; zero without such a
-// clock. From kFarTicks on, the other core counts as far.
+// Returns the number of clock ticks that it takes to read a word that another core has written, or
+// 0 if this cannot be measured. If it takes more than kFarTicks, the other core counts as far.
 unsigned long TicksToRead(const void* word);
 constexpr unsigned long kFarTicks = 250;
 
-// A list of buffers viewed as one contiguous byte range, so that tensors need not be packed.
+// A contiguous range of memory.
 template <typename Byte>
 struct BasicBuffer {
   Byte* data;
   size_t bytes;
 };
 
+// A list of buffers that is used as one contiguous sequence of bytes, so that tensors need not be
+// packed.
 template <typename Byte>
 class BasicBufferList {
  public:
@@ -46,14 +49,15 @@ class BasicBufferList {
 
   size_t bytes() const { return bytes_; }
 
-  // The same buffers, read-only.
+  // Returns the same buffers for reading only.
   BasicBufferList<const Byte> Const() const {
     std::vector<BasicBuffer<const Byte>> buffers;
     for (const auto& [buffer, begin] : buffers_) buffers.push_back({buffer.data, buffer.bytes});
     return BasicBufferList<const Byte>(buffers);
   }
 
-  // Calls `use(data, bytes)` for each stretch of [begin, begin + bytes), in order.
+  // Calls `use(data, bytes)` for each contiguous piece of the bytes [begin, begin + bytes), in
+  // order.
   template <typename Use>
   void ForEach(size_t begin, size_t bytes, Use use) const {
     if (bytes == 0) return;
@@ -66,7 +70,8 @@ class BasicBufferList {
     }
   }
 
-  // The contiguous bytes that begin at `begin`: their address and maximum length.
+  // Returns the address of the byte at offset `begin`, and the number of contiguous bytes that
+  // begin there.
   BasicBuffer<Byte> At(size_t begin) const {
     const auto found = Find(begin);
     const size_t skipped = begin - found->begin;
@@ -84,7 +89,7 @@ class BasicBufferList {
     bytes_ += buffer.bytes;
   }
 
-  // The last buffer that begins at or before `begin`.
+  // Returns the last buffer that begins at the offset `begin` or before it.
   typename std::vector<Placed>::const_iterator Find(size_t begin) const {
     const auto after =
         std::upper_bound(buffers_.begin(), buffers_.end(), begin,
@@ -99,10 +104,10 @@ class BasicBufferList {
 using BufferList = BasicBufferList<char>;
 using ConstBufferList = BasicBufferList<const char>;
 
-// Memory kept between collectives, since fresh pages are slow.
+// Memory that is kept between collectives, since the first access to newly allocated pages is slow.
 class Scratch {
  public:
-  // At least `bytes` uninitialized bytes, valid until the next call.
+  // Returns at least `bytes` bytes of uninitialized memory. It is valid until the next call.
   char* Take(size_t bytes) {
     if (bytes > bytes_) {
       memory_.reset(new char[bytes]);

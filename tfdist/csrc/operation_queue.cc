@@ -12,7 +12,7 @@
 namespace tfdist {
 namespace {
 
-// The queue that this thread works for.
+// The queue to which this thread belongs; null if it belongs to none.
 thread_local const OperationQueue* employer = nullptr;
 
 }  // namespace
@@ -86,7 +86,7 @@ void OperationQueue::Work() {
       execute_(task.operation);
     } catch (const Error& error) {
       failure = error;
-    } catch (const std::exception& error) {  // such as a lack of memory
+    } catch (const std::exception& error) {  // for example std::bad_alloc
       failure = Error(Code::kInternal, "An operation of the communicator '" + name_ +
                                            "' has failed: " + error.what() + ".");
     }

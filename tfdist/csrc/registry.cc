@@ -15,21 +15,22 @@ struct Registry {
   int64_t last = 0;
 };
 
-// Never destroyed: threads of other libraries may still call it while the process ends.
+// Never destroyed, because threads of other libraries may still use the registry while the process
+// ends.
 Registry& Instance() {
   static Registry* const registry = new Registry;
   return *registry;
 }
 
-// A forked child has none of the communicators' threads. So its registry is empty, and the parent's
-// communicators are never destroyed there.
+// Makes the registry of a forked child empty. The child does not have the threads of the parent's
+// communicators, so it must never destroy these communicators.
 void InForkedChild() {
   new std::map<int64_t, std::shared_ptr<Communicator>>(std::move(Instance().communicators));
   Instance().communicators.clear();
   Instance().mutex.unlock();
 }
 
-// Returns null if there is no such communicator.
+// Returns the communicator with this name, or null if there is none.
 std::shared_ptr<Communicator> Named(const Registry& registry, const std::string& name) {
   for (const auto& [number, communicator] : registry.communicators) {
     if (communicator->name() == name) return communicator;
@@ -45,7 +46,7 @@ int64_t Register(std::shared_ptr<Communicator> communicator) {
   (void)hooked;
   Registry& registry = Instance();
   const std::lock_guard<std::mutex> lock(registry.mutex);
-  // With two communicators of one name, a graph could silently continue with another group.
+  // If two communicators had the same name, a graph could silently use the wrong group.
   if (Named(registry, communicator->name())) {
     throw Error(Code::kInvalidArgument, "There is a communicator '" + communicator->name() +
                                             "' in this process already. Close it first, or give "

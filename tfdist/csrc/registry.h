@@ -1,4 +1,4 @@
-// The communicators of this process, by number.
+// The registry of this process's communicators.
 #pragma once
 
 #include <cstdint>
@@ -10,18 +10,22 @@
 
 namespace tfdist {
 
-// Registers a communicator and returns its number, from 1, never reused. Throws
-// Error(kInvalidArgument) if its name is already registered.
+// Registers a communicator, and returns the number that identifies it. Numbers begin at 1 and are
+// never reused. Throws Error(kInvalidArgument) if a communicator with this name is already
+// registered.
 int64_t Register(std::shared_ptr<Communicator> communicator);
 
-// Throws Error(kClosed) if no open communicator has this number.
+// Returns the communicator with this number. Throws Error(kClosed) if there is none, or if it has
+// been closed.
 std::shared_ptr<Communicator> Find(int64_t number);
 
-// Finds a communicator by its group's name. A graph traced with a communicator that has since been
-// closed continues with its successor. Throws Error(kClosed) if there is none.
+// Returns the communicator with this name. A traced graph finds its communicator by name. If the
+// communicator has been closed since then, and another one with the same name has been registered,
+// the graph uses the new one. Throws Error(kClosed) if there is no communicator with this name.
 std::shared_ptr<Communicator> FindNamed(const std::string& name);
 
-// Removes a communicator and returns it; null if there is none.
+// Removes the communicator with this number from the registry and returns it; null if there is
+// none.
 std::shared_ptr<Communicator> Remove(int64_t number);
 
 // Returns all communicators, oldest first.

@@ -61,8 +61,10 @@ constexpr size_t SizeOf(DType type) {
 
 constexpr bool IsFloating(DType type) { return type >= DType::kFloat16; }
 
-// The type of partial results, which are reduced further. Half types are rounded once, at the end.
-// The sum of equal float32 values is exact, so their mean equals that value.
+// Returns the type of partial results: the results of a reduction over some of the ranks, which are
+// then reduced further. The partial results of half types are float32, so that only the final
+// result is rounded to the half type. The partial results of a float32 mean are float64: the sum of
+// equal float32 values is then exact, so their mean is exactly that value.
 constexpr DType PartialType(DType type, ReduceOp op) {
   if (type == DType::kFloat16 || type == DType::kBfloat16) return DType::kFloat32;
   return type == DType::kFloat32 && op == ReduceOp::kMean ? DType::kFloat64 : type;
@@ -72,47 +74,54 @@ const char* NameOf(DType type);
 const char* NameOf(ReduceOp op);
 const char* NameOf(Kind kind);
 
-// A rank's description of the collective it has joined, compared with the other ranks'
-// descriptions.
+// Describes the collective or message that a rank has joined. The ranks compare their fingerprints
+// to detect that they have called different operations.
 //
-// A plain block of bytes, so that it fits shared memory and sockets. A peer's fingerprint may hold
-// any bytes: only `Describe` and `Agree` read it.
+// A fingerprint is trivially copyable, so that it can be sent over a socket or stored in shared
+// memory. A fingerprint that another rank has sent may contain arbitrary bytes. `Describe` and
+// `Agree` accept any bytes.
 struct Fingerprint {
-  uint64_t sequence = 0;  // of the collective in its group; of the message between a pair
-  uint64_t shapes = 0;    // a hash of all shapes and other values that must agree
-  uint64_t count = 0;     // elements, over all tensors
-  int32_t root = 0;       // of a broadcast
+  // The number of the collective in its group, or of the message between its two ranks.
+  uint64_t sequence = 0;
+  uint64_t shapes = 0;  // hash of all shapes and of other values that must be equal
+  uint64_t count = 0;   // number of elements in all tensors
+  int32_t root = 0;     // root of a broadcast
   uint16_t tensors = 0;
   Kind kind = Kind::kBarrier;
   DType type = DType::kUint8;
   ReduceOp op = ReduceOp::kSum;
-  uint8_t dimensions = 0;  // of the first tensor; 255 if it has more than 4
-  uint8_t algorithm = 0;   // the forced algorithm of an all-reduce
-  uint8_t failures = 0;    // the rank's failed steps, modulo 256
-  uint32_t codec = 0;      // a hash of the compression; 0 for none
+  uint8_t dimensions = 0;  // of the first tensor; 255 if there are more than 4
+  uint8_t algorithm = 0;   // the algorithm that the setup selects for an all-reduce
+  uint8_t failures = 0;    // number of this rank's failed steps, modulo 256
+  uint32_t codec = 0;      // hash of the compression settings; 0 without compression
   int64_t dims[4] = {};
-  uint8_t on_device = 0;  // 1 if it moves device memory
+  uint8_t on_device = 0;  // 1 if the operation uses device memory, otherwise 0
   char name[55] = {};
 
   void SetName(const std::string& text);
-  // Adds a tensor; `dims` are its dimensions.
+  // Adds a tensor with the dimensions `dims`.
   void AddShape(const std::vector<int64_t>& dims);
-  // Adds a tensor; its first dimension may differ between ranks.
+  // Adds a tensor that consists of rows. Its first dimension is the number of rows. `Agree` ignores
+  // this dimension, since it may differ between ranks.
   void AddRows(const std::vector<int64_t>& dims);
 };
 static_assert(sizeof(Fingerprint) == 128 && std::is_trivially_copyable_v<Fingerprint>);
 
-// Whether the fingerprints match; a send matches a receive.
+// Returns whether two ranks have joined the same operation. A send agrees with the matching
+// receive.
 bool Agree(const Fingerprint& mine, const Fingerprint& theirs);
 
-// "all_reduce 'gradients' float32[3,5] sum", for messages.
+// Returns a description for messages, such as "all_reduce 'gradients' float32[3,5] sum".
 std::string Describe(const Fingerprint& fingerprint);
 
-// Whether a rank has had more failed steps than another one.
+// Returns whether a rank with `failures` failed steps has had more failed steps than a rank with
+// `others` failed steps. Both numbers are modulo 256.
 bool FailedMore(uint8_t failures, uint8_t others);
 
-// The error for two ranks that joined different collectives; the same on both sides. It is
-// kMismatch, or kUnavailable if one rank's step has failed and that rank will report the cause.
+// Returns the error for two ranks that have joined different operations. Both ranks construct the
+// same error. Its code is kUnavailable if the operations differ only in the number of failed steps,
+// because one rank has continued after a step that failed only there. Otherwise, the code is
+// kMismatch.
 Error Disagreement(const std::string& rank, const Fingerprint& joined,
                    const std::string& other_rank, const Fingerprint& other_joined);
 

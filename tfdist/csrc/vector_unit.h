@@ -1,4 +1,4 @@
-// The vector instructions of this processor, and its floating-point mode.
+// Selects the processor's vector instructions and its floating-point mode.
 #pragma once
 
 #include <cstdint>
@@ -6,26 +6,29 @@
 
 namespace tfdist {
 
-// The vector units that code is compiled for.
+// The vector instruction sets for which the core has separately compiled code.
 enum class VectorUnit { kBaseline, kAvx2, kAvx512 };
 
-// Returns the chosen vector unit, or the best one of this processor.
+// Returns the vector unit that `ChooseVectorUnit` has selected; by default, the best one that this
+// processor supports.
 VectorUnit FindVectorUnit();
 
-// "baseline", "avx2" or "avx512".
+// Returns "baseline", "avx2" or "avx512".
 const char* NameOf(VectorUnit unit);
 
-// Selects a vector unit, "" for the best; call it before any computation. Throws
-// Error(kInvalidArgument) if it is unknown or this processor lacks it.
+// Selects the vector unit for all computation. The name "" selects the best one that this processor
+// supports. Call this function before any computation. Throws Error(kInvalidArgument) if the name
+// is unknown or this processor lacks the vector unit.
 void ChooseVectorUnit(const std::string& name);
 
 }  // namespace tfdist
 
-// The floating-point mode of all computation in the core.
+// The floating-point mode in which the core computes.
 //
-// A thread inherits the mode of its creator. TensorFlow's threads flush denormal numbers to zero,
-// and so does a thread that has loaded a library built with -ffast-math. Ranks that reduce the same
-// values must get the same bits, regardless of their threads' history.
+// A thread inherits the floating-point mode of the thread that created it. TensorFlow's threads
+// flush denormal numbers to zero, and so does a thread that has loaded a library built with
+// -ffast-math. But ranks that reduce the same values must get the same bits, so the core sets the
+// mode itself.
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>
@@ -33,7 +36,8 @@ void ChooseVectorUnit(const std::string& name);
 
 namespace tfdist {
 
-// During its lifetime, this thread rounds to nearest, ties to even, and keeps denormal numbers.
+// Sets the floating-point mode of this thread until the object is destroyed: it rounds to nearest
+// (ties to even) and keeps denormal numbers.
 class FloatMode {
  public:
   FloatMode() : before_(Get()) { Set(kDefault); }

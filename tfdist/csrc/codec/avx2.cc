@@ -1,4 +1,4 @@
-// The codecs for AVX2.
+// The codecs, compiled for AVX2.
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -7,7 +7,8 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-// This follows the standard headers, because their inline functions must run on any processor.
+// This pragma follows the standard headers, so that it does not apply to their inline functions.
+// The linker may use those functions in code that must run on any processor.
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,f16c"))), apply_to = function)
 #else

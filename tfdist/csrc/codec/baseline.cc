@@ -1,4 +1,4 @@
-// The codecs for any processor.
+// The codecs, compiled for any processor of the architecture.
 #include <cmath>
 #include <cstdint>
 #include <cstring>

@@ -1,7 +1,8 @@
-// Lossy encodings of float32 values, for gradients on slow links.
+// Lossy encodings of float32 values, for gradients that are sent over slow links.
 //
-// Each block of values is encoded separately: a header of a few bytes, then a few bits per value. A
-// block with a value that is not finite decodes to NaN entirely.
+// Values are encoded block by block. An encoded block consists of a short header, followed by a
+// code of 1 to 16 bits for each value. If a block contains a value that is not finite, all values
+// of the block decode to NaN.
 #pragma once
 
 #include <cstddef>
@@ -10,48 +11,70 @@
 namespace tfdist {
 
 enum class Encoding : uint8_t {
-  kHalf,      // float16, scaled by a power of two, so that nothing overflows or vanishes
-  kBfloat16,  // bfloat16; no header
-  kFloat8,    // 8 bits with 4 of exponent and 3 of mantissa ("e4m3fn"), scaled
-  kLevels,    // sign and one of 2^(bits - 1) even steps from 0 to the scale
-  kPowers,    // sign and a power of two, rounded at random: unbiased
-  kTwoMeans,  // whether a value is negative; decoded to the mean of the values of its sign
-  kSigns,     // whether a value is negative; decoded to one common magnitude
+  // float16. The block is first multiplied by a power of two, so that its values fit the range of
+  // float16.
+  kHalf,
+  kBfloat16,  // bfloat16, without a header
+  // A float of 8 bits, with 4 bits of exponent and 3 bits of mantissa ("e4m3fn"). The block is
+  // first scaled so that its largest magnitude becomes 448.
+  kFloat8,
+  // A sign, and one of 2^(bits - 1) evenly spaced levels from 0 to the scale.
+  kLevels,
+  // A sign and a power of two. The value is rounded up or down at random, without bias.
+  kPowers,
+  // 1 bit: whether the value is negative. The value decodes to the mean of all negative values of
+  // the block, or to the mean of all other values.
+  kTwoMeans,
+  // 1 bit: whether the value is negative. All values of the block decode to the same magnitude.
+  kSigns,
 };
 constexpr int kEncodings = 7;
 
 struct Codec {
   Encoding encoding = Encoding::kLevels;
-  uint8_t bits = 8;         // of kLevels: 2, 4 or 8
-  bool stochastic = false;  // kLevels: rounded up or down at random, unbiased, not to the nearest
-  bool euclidean = false;   // kLevels: the scale is the block's norm, not its largest magnitude
-  bool unit = false;     // kSigns: the magnitude is 1, not the mean; a sum is reduced to its sign
-  float clip = 0;        // kLevels: larger values become this many root mean squares; 0: none
-  uint32_t block = 256;  // values in a block: a multiple of 8, at most kMaxBlock
+  // For kLevels: the number of bits per value, which is 2, 4 or 8.
+  uint8_t bits = 8;
+  // For kLevels: whether values are rounded up or down at random, without bias, instead of to the
+  // nearest level.
+  bool stochastic = false;
+  // For kLevels: whether the scale is the Euclidean norm of the block instead of its largest
+  // magnitude.
+  bool euclidean = false;
+  // For kSigns: whether values decode to the magnitude 1 instead of the mean magnitude. A sum of
+  // such values is then replaced with its sign.
+  bool unit = false;
+  // For kLevels: magnitudes are limited to this multiple of the block's root mean square. 0 means
+  // that they are not limited.
+  float clip = 0;
+  // The number of values in a block: a multiple of 8, at most kMaxBlock.
+  uint32_t block = 256;
 };
 constexpr uint32_t kMaxBlock = 4096;
 
-// Throws Error(kInvalidArgument) with the violated rule.
+// Throws Error(kInvalidArgument) if the codec is invalid. The message states the violated rule.
 void CheckCodec(const Codec& codec);
 
-// Makes a codec from unchecked numbers. Throws like CheckCodec.
+// Makes a codec from numbers that may be out of range. Throws Error(kInvalidArgument) like
+// CheckCodec.
 Codec MakeCodec(int64_t encoding, int64_t bits, bool stochastic, bool euclidean, bool unit,
                 float clip, int64_t block);
 
-// A hash that is never 0 and almost surely differs between codecs.
+// Returns a hash of the codec. It is never 0, and almost certainly differs between different
+// codecs.
 uint32_t HashOf(const Codec& codec);
 
-// The encoded size of `count` values, in bytes.
+// Returns the size of `count` encoded values, in bytes.
 size_t EncodedBytes(const Codec& codec, size_t count);
 
 struct EncodeArgs {
   const float* in;
-  // Added to `in` before encoding, then replaced by the encoding error; null for none. It does not
-  // change in blocks with values that are not finite.
+  // The residual of error feedback. `Encode` adds it to `in` before encoding, and then replaces it
+  // with the encoding error. In blocks with values that are not finite, it remains unchanged. Null
+  // if there is no error feedback.
   float* error;
   size_t count;
   uint8_t* out;
-  uint32_t seed;  // seed of stochastic rounding
+  uint32_t seed;  // seed for stochastic rounding
 };
 void Encode(const Codec& codec, const EncodeArgs& args);
 
@@ -59,9 +82,9 @@ struct DecodeArgs {
   const uint8_t* in;
   size_t count;
   float* out;
-  bool add;  // adds to `out` instead of overwriting it
+  bool add;  // whether to add to `out` instead of overwriting it
 };
-// Decodes values: to the same bits on every processor, except with `add`.
+// Decodes values. Without `add`, the results have the same bits on every processor.
 void Decode(const Codec& codec, const DecodeArgs& args);
 
 }  // namespace tfdist

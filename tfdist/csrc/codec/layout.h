@@ -1,7 +1,8 @@
-// The layout of an encoded block: the header, then the codes.
+// The layout of an encoded block: the header, followed by the codes.
 //
-// The codes of a block are in planes, so that packing them takes no shuffling: with p codes in a
-// byte, byte k holds the codes of the values k, k + plane, k + 2 plane, and so on.
+// The codes of a block are stored in planes, so that packing them does not require shuffle
+// instructions. Let p be the number of codes in a byte, and `plane` the number of bytes with codes.
+// Then byte k holds the p codes of the values k, k + plane, k + 2 * plane, and so on.
 #pragma once
 
 #include "codec/codec.h"

@@ -1,4 +1,4 @@
-// The codecs for each vector unit.
+// The codecs, compiled separately for each vector unit.
 #pragma once
 
 #include "codec/codec.h"

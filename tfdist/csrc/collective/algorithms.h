@@ -1,4 +1,4 @@
-// All-reduce algorithms over links and shared memory.
+// Algorithms that run a transfer over links or through shared memory.
 #pragma once
 
 #include "collective/transfer.h"
@@ -8,30 +8,32 @@
 
 namespace tfdist {
 
-// A transfer among some ranks over their links; each sends directly to every other rank.
+// Runs a transfer among some ranks over their links. Each member sends directly to every other
+// member.
 //
-// All members call this together. Each owner reduces its part in the members' order while the part
-// is being received, and sends the result chunk by chunk.
+// All members call this function together. The owner of a part reduces the part in the members'
+// order while the values are still arriving, and sends the result chunk by chunk.
 void RunTwoShot(Fabric& fabric, const Fingerprint& joined, const Members& members,
                 const Transfer& transfer);
 
-// The same for a small all-reduce: every rank sends its whole input to every other rank, in one
-// round instead of two.
+// Runs a small all-reduce. Every member sends its whole input to every other member, and reduces
+// all inputs itself. This takes one round of messages instead of the two rounds of `RunTwoShot`.
 void RunOneShot(Fabric& fabric, const Fingerprint& joined, const Members& members,
                 const Transfer& transfer);
 
-// An all-reduce around a ring: each member exchanges data with two others, regardless of the number
-// of members.
+// Runs an all-reduce around a ring. Each member exchanges data with only two other members,
+// regardless of the number of members.
 //
-// Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
-// workstations", 2009. A sum is rounded at every hop, so the ring is not for half types.
+// A partial sum is rounded at every hop, so this algorithm must not be used for half types or for
+// means of float32. Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for
+// clusters of workstations", 2009.
 void RunRing(Fabric& fabric, const Fingerprint& joined, const Members& members,
              const Transfer& transfer);
 
-// Collectives among the ranks of one host, chunk by chunk through their segment.
+// Runs a transfer among the ranks of one host, chunk by chunk through their shared memory segment.
 //
-// All ranks of the host call this in the same order, after Host::Arrive. `in` and `out` may be the
-// same memory if both hold all parts.
+// All ranks of the host call this function for the same transfers in the same order, after
+// Host::Arrive. `in` and `out` may be the same memory if both of them hold all parts.
 void RunShm(Host& host, const Transfer& transfer);
 
 }  // namespace tfdist

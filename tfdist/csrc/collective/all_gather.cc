@@ -10,13 +10,14 @@
 namespace tfdist {
 namespace {
 
-// The number of rows of each rank, and whether all rows arrived with the fingerprints.
+// The number of rows of each rank, and whether the eager slots already contain the rows of all
+// ranks.
 struct Sizes {
   std::vector<size_t> rows;
   bool arrived = false;
 };
 
-// The bytes of rows that fit into an eager slot after the number of rows.
+// The number of bytes that an eager slot can hold after the number of rows.
 constexpr size_t kMaxEagerRowBytes = EagerSlot::kBytes - sizeof(uint64_t);
 
 Sizes OnOneHost(Host& host, const Operation& operation) {

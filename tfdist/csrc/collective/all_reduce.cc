@@ -24,10 +24,11 @@ constexpr Named kAlgorithms[] = {
 };
 
 constexpr int kMaxEagerRanks = 64;
-// Up to this size, latency dominates the time of a message between hosts.
+// Up to this size, the time of a message between hosts depends mainly on the latency.
 constexpr size_t kOneShotBytes = 16 << 10;
 constexpr int kMaxOneShotRanks = 64;
-// With more members, a ring needs fewer connections, and no rank has many senders concurrently.
+// With more members, a ring is used: each member has fewer connections, and no member receives from
+// many senders concurrently.
 constexpr int kMaxTwoShotRanks = 16;
 
 double Divisor(const Operation& operation, int size) {
@@ -47,8 +48,8 @@ Transfer Everything(const Operation& operation, int participants, int owners, in
   return transfer;
 }
 
-// Reduces the inputs of all ranks of the host, read from their eager slots, into elements of
-// `out_type` in `out`.
+// Reduces the inputs of all ranks of the host, and writes elements of type `out_type` to `out`. The
+// inputs of the other ranks are in their eager slots.
 void ReduceEagerly(Host& host, const Operation& operation, double divisor, const BufferList& out,
                    DType out_type) {
   const DType type = operation.fingerprint.type;
@@ -64,8 +65,8 @@ void ReduceEagerly(Host& host, const Operation& operation, double divisor, const
     const auto to = out.At(done * wider);
     const size_t bytes = std::min(own.bytes, to.bytes / wider);
     for (int rank = 0; rank < host.size(); ++rank) {
-      // Reads this rank's input from the caller's memory, since a read of the copy just written
-      // would wait for its stores.
+      // This rank's input is read from the caller's memory. Reading the copy in the eager slot
+      // would have to wait until the copy has been stored.
       all[rank] = rank == host.rank() ? own.data : arrived[rank] + done;
     }
     Reduce({type, op, divisor, all, host.size(), bytes / element, to.data, out_type});
@@ -87,11 +88,12 @@ void OverLinks(Fabric& fabric, const Operation& operation, const Members& member
                Transfer transfer, Algorithm algorithm) {
   const int size = static_cast<int>(members.ranks.size());
   transfer.part_bytes = CutEvenly(transfer.in.bytes(), SizeOf(transfer.type), size, size);
-  // Otherwise this is one level of a hierarchical all-reduce.
+  // Whether this is the whole all-reduce. If not, it is the step between the hosts of a
+  // hierarchical all-reduce.
   const bool whole = algorithm != Algorithm::kAuto ||
                      static_cast<int>(fabric.topology.hosts.size()) == fabric.topology.size;
   if (algorithm == Algorithm::kAuto) { algorithm = BetweenHosts(transfer.in.bytes(), size); }
-  // A ring rounds partial results at every hop.
+  // A ring rounds partial results at every hop, which loses precision if they need a wider type.
   const bool rounds = PartialType(transfer.type, transfer.op) != transfer.type;
   if (rounds && algorithm == Algorithm::kRing) algorithm = Algorithm::kTwoShot;
   if (whole) fabric.recorder.Chose(static_cast<uint8_t>(algorithm));
@@ -112,7 +114,7 @@ void Compress(Fabric& fabric, const Operation& operation, const Members& members
   RunCompressed(fabric, operation.fingerprint, members, transfer, *operation.compression, begin);
 }
 
-// Rounds sums of `from_type` to `type`, which is half as wide.
+// Rounds sums of `from_type` to `type`, which has half the size.
 void Narrow(const BufferList& sums, DType from_type, DType type, const BufferList& out) {
   size_t done = 0;
   out.ForEach(0, out.bytes(), [&](char* to, size_t bytes) {
@@ -122,8 +124,9 @@ void Narrow(const BufferList& sums, DType from_type, DType type, const BufferLis
   });
 }
 
-// Reduces among the host's ranks, then among the hosts, and distributes the result within the host.
-// A host's sums have the partial type and are rounded once, at the end.
+// Reduces among the ranks of each host, then among the hosts, and distributes the result within
+// each host. The sums of a host have the partial type. They are rounded once, after the reduction
+// among the hosts.
 class Hierarchical {
  public:
   Hierarchical(Fabric& fabric, const Operation& operation)
@@ -151,7 +154,7 @@ class Hierarchical {
   }
 
  private:
-  // Args: begin: the offset of the transfer's values in the operation's values.
+  // Args: begin: the offset of the transfer's values in the operation's values, in bytes.
   void AmongHosts(const Transfer& transfer, size_t begin) {
     const Members members = Counterparts(fabric_.topology);
     fabric_.recorder.BetweenHosts(true);
@@ -170,7 +173,8 @@ class Hierarchical {
     return transfer;
   }
 
-  // Every rank of the host computes all of the host's sums.
+  // Every rank of the host computes all of the host's sums, and reduces them with its counterparts
+  // on the other hosts.
   void Small(const Transfer& whole) {
     BufferList sums = operation_.out;
     if (widens_) sums = BufferList(Take(2 * sums.bytes()), 2 * sums.bytes());
@@ -180,7 +184,8 @@ class Hierarchical {
     if (widens_) Narrow(sums, partial_type_, type_, operation_.out);
   }
 
-  // Scatters the sums over the host's ranks; each exchanges its part with the other hosts.
+  // The ranks of a host each compute a part of the host's sums. Each of these ranks then reduces
+  // its part with its counterparts on the other hosts.
   void Large(const Transfer& whole) {
     const size_t bytes = whole.part_bytes[static_cast<size_t>(host_.rank())];
     const size_t sum_bytes = widens_ ? 2 * bytes : bytes;
@@ -220,8 +225,10 @@ class Hierarchical {
   const Operation& operation_;
   DType type_;
   DType partial_type_;
-  size_t leaders_ = SIZE_MAX;  // local leaders per host: the number of ranks of the smallest host
-  size_t max_ranks_ = 0;       // ranks of the largest host
+  // The number of ranks of each host that exchange data with other hosts. It is the number of ranks
+  // of the smallest host.
+  size_t leaders_ = SIZE_MAX;
+  size_t max_ranks_ = 0;  // number of ranks of the largest host
   bool widens_;
 };
 

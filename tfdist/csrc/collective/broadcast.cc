@@ -13,13 +13,15 @@ namespace {
 
 constexpr size_t kChunk = 256 << 10;
 
-// Returns the rank of a host that exchanges data with other hosts.
+// Returns the rank that exchanges data with other hosts on behalf of its host: the root on the
+// root's host, and the first rank on every other host.
 int LeaderOf(const Topology& topology, size_t host, int root) {
   const auto& ranks = topology.hosts[host];
   return static_cast<size_t>(topology.host_of[static_cast<size_t>(root)]) == host ? root : ranks[0];
 }
 
-// Sends along a binomial tree over the hosts; each host forwards data while receiving them.
+// Sends the data along a binomial tree over the hosts. A host forwards each chunk as soon as it has
+// received the chunk.
 void BetweenLeaders(Fabric& fabric, const Operation& operation, int root) {
   const Topology& topology = fabric.topology;
   const int hosts = static_cast<int>(topology.hosts.size());
@@ -34,10 +36,10 @@ void BetweenLeaders(Fabric& fabric, const Operation& operation, int root) {
   for (; bit < hosts && !(me & bit); bit <<= 1) {
     if (me + bit < hosts) children.push_back(leader(me + bit));
   }
-  // The most distant child has the deepest subtree.
+  // The most distant child has the deepest subtree, so it is served first.
   std::reverse(children.begin(), children.end());
-  // Fingerprints flow in both directions, so that a parent notices if a child is in another
-  // collective.
+  // Fingerprints are sent in both directions, so that a parent also notices if a child has joined
+  // another collective.
   for (const int child : children) {
     exchange.Send(child, nullptr, 0);
     exchange.Receive(child, nullptr, 0);
@@ -64,7 +66,7 @@ void BetweenLeaders(Fabric& fabric, const Operation& operation, int root) {
   exchange.Run();
 }
 
-// Distributes data from one rank of the host to all others.
+// Distributes the data of one rank to all other ranks of the host.
 void OnHost(Host& host, const Operation& operation, int from, const ConstBufferList& data) {
   Transfer transfer;
   transfer.gather = true;
@@ -77,7 +79,7 @@ void OnHost(Host& host, const Operation& operation, int from, const ConstBufferL
 
 }  // namespace
 
-// Only the root reads `in`; `out` may be the same memory.
+// Only the root reads `in`. `in` and `out` may be the same memory.
 void Broadcast(Fabric& fabric, Operation& operation) {
   const Topology& topology = fabric.topology;
   Host& host = *fabric.host;
@@ -121,7 +123,7 @@ void Barrier(Fabric& fabric, Operation& operation) {
   fabric.host->Arrive(operation.fingerprint);
   fabric.host->AwaitAll();
   if (fabric.topology.hosts.size() == 1) return;
-  // Exchanges fingerprints with all ranks, and no data.
+  // Exchanges only fingerprints with all other ranks, since the transfer has no data.
   Transfer nothing;
   nothing.gather = true;
   nothing.part_bytes.assign(static_cast<size_t>(fabric.topology.size), 0);

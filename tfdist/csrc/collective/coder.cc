@@ -11,7 +11,8 @@ constexpr size_t kChunkValues = 64 << 10;
 
 bool AreVotes(const Codec& codec) { return codec.encoding == Encoding::kSigns && codec.unit; }
 
-// A majority of signs may be a tie, which kSigns cannot represent.
+// A vote can end in a tie, which kSigns cannot represent. The results of votes are therefore
+// encoded with the levels -1, 0 and 1.
 Codec ForSums(Codec codec) {
   if (AreVotes(codec)) {
     codec.encoding = Encoding::kLevels;

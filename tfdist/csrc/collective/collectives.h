@@ -1,4 +1,5 @@
-// The collectives, independent of the transport; all ranks call the same ones in order.
+// The collectives, independent of the transport. All ranks call the same collectives in the same
+// order.
 #pragma once
 
 #include "collective/operation.h"
@@ -6,17 +7,18 @@
 
 namespace tfdist {
 
-// How to run an all-reduce.
+// The algorithms of an all-reduce.
 enum class Algorithm {
   kAuto,
-  kShm,           // through the host's segment, chunk by chunk
-  kOneShot,       // everyone sends everything to everyone
-  kTwoShot,       // each rank reduces a part, sent to it directly
-  kRing,          // each rank talks to two others
-  kHierarchical,  // inside the hosts first, then between them
+  kShm,           // through the shared memory of a host, chunk by chunk
+  kOneShot,       // each rank sends its whole input to every other rank
+  kTwoShot,       // each rank reduces one part, and sends the result to every other rank
+  kRing,          // each rank exchanges data with only two others
+  kHierarchical,  // first within each host, then between the hosts
 };
 
-// Throws Error(kInvalidArgument) listing the known names.
+// Returns the algorithm with this name; "" means kAuto. If the name is unknown, throws
+// Error(kInvalidArgument) with a list of the known names.
 Algorithm AlgorithmNamed(const char* name);
 const char* NameOf(Algorithm algorithm);
 

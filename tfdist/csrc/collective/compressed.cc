@@ -12,7 +12,7 @@
 namespace tfdist {
 namespace {
 
-// Adds the duration of its lifetime to a total.
+// Adds the lifetime of this object, in nanoseconds, to `*total`.
 class Timed {
  public:
   explicit Timed(int64_t* total) : total_(total), begin_(Nanoseconds()) {}
@@ -65,8 +65,9 @@ class Compressed {
   }
   size_t Batches(size_t count) const { return (count + batch_ - 1) / batch_; }
 
-  // Lays out the memory: the encoded values received from all members, the encoded values for all
-  // members, and the encoded sums of all parts.
+  // Divides the memory for encoded values. It begins with the values of this rank's part, which are
+  // received from all members. Then it contains, for each part, the values that this rank sends and
+  // the sums of this part.
   void LayOut() {
     const Codec &codec = t_.codec(), &sums_codec = t_.sums_codec();
     arrived_.stride = EncodedBytes(codec, Own());
@@ -143,13 +144,14 @@ class Compressed {
   const CodedTransfer& t_;
   Coder& coder_;
   const int size_;
-  const size_t batch_;  // values, whole chunks
+  const size_t batch_;  // number of values in a batch, which consists of whole chunks
   Coder::Arrived arrived_{};
-  std::vector<uint8_t*> sent_;    // per member, its encoded values
-  std::vector<uint8_t*> sums_;    // per part, its encoded sums
-  std::vector<size_t> received_;  // per member, received batches of the own part
-  size_t summed_ = 0;             // batches of the own part
-  int64_t coding_ = 0;            // nanoseconds spent on encoding, decoding and summing
+  std::vector<uint8_t*> sent_;  // for each part, this rank's encoded values
+  std::vector<uint8_t*> sums_;  // for each part, the encoded sums
+  // For each member, the number of received batches of this rank's part.
+  std::vector<size_t> received_;
+  size_t summed_ = 0;   // number of summed batches of this rank's part
+  int64_t coding_ = 0;  // nanoseconds spent on encoding, decoding and summing
 };
 
 }  // namespace

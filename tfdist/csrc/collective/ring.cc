@@ -41,8 +41,9 @@ class AroundRing {
                    [this](const char* data, size_t some) { exchange_.Send(next_, data, some); });
   }
 
-  // Receives partial sums of a part, adds this member's values, and forwards the sums. The last
-  // step completes the sums of this member's own part.
+  // Receives the partial sums of a part, adds this member's values, and forwards the sums to the
+  // next member. In the last step, the part is this member's own part, and its sums are then
+  // complete.
   void ReceiveSums(int step) {
     const int part = PartBefore(step + 2);
     const bool complete = part == me_;
@@ -95,7 +96,7 @@ class AroundRing {
   const int size_;
   const int next_;
   const int previous_;
-  char* sums_ = nullptr;  // sums in transit, at the offsets of their parts
+  char* sums_ = nullptr;  // partial sums, at the offsets of their parts
 };
 
 }  // namespace

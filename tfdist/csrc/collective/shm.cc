@@ -1,7 +1,8 @@
-// Each rank copies into its room of the segment only the data that others will read: the values of
-// their parts when scattering, its own result when gathering. A reduced part is written to the
-// caller's memory and to the segment in one pass. Chunks overlap: while a rank waits for the others
-// to publish a chunk, its own next chunk is already available.
+// Each rank has a room in the segment, and copies into it only the data that other ranks will read.
+// When scattering, these are the values of the other ranks' parts; when gathering, the result of
+// its own part. A reduced part is written to the caller's memory and to the segment in one pass.
+// The chunks overlap: a rank publishes its next chunk before it waits for the other ranks to
+// publish the current one.
 
 #include "collective/algorithms.h"
 
@@ -31,14 +32,14 @@ class Run {
     for (size_t i = 0; i < count_; ++i) {
       if (i + 1 < count_) Publish(first + i + 1, i + 1);
       if (t_.scatter) ReduceOwn(first + i, i);
-      // Lags one chunk behind, so that the others have had time to reduce.
+      // Collects the previous chunk, because the other ranks have had time to reduce it.
       if (i > 0) Collect(first + i - 1, i - 1);
     }
     Collect(first + count_ - 1, count_ - 1);
   }
 
  private:
-  // The range of rank j's part in the i-th chunk.
+  // The i-th chunk contains `Length(j, i)` bytes of rank j's part, from the offset `Begin(i)` on.
   size_t Begin(size_t i) const { return i * slice_; }
   size_t Length(int j, size_t i) const {
     const size_t bytes = t_.part_bytes[static_cast<size_t>(j)];
@@ -82,7 +83,7 @@ class Run {
     }
     const size_t length = Length(rank_, i);
     std::vector<const char*> rooms(static_cast<size_t>(ranks_), nullptr);
-    // Works block by block, so that the result is still in the first-level cache when it is copied.
+    // Works in small blocks, so that the result is still in the L1 cache when it is copied.
     for (size_t done = 0; done < length; done += kBlock) {
       const size_t bytes = std::min(kBlock, length - done);
       for (int rank = 0; rank < ranks_; ++rank) {
@@ -118,7 +119,7 @@ class Run {
   const int ranks_;
   size_t slice_ = 0;
   size_t count_ = 0;
-  size_t begins_[Segment::kSlots] = {};  // offsets of the latest chunks in each rank's room
+  size_t begins_[Segment::kSlots] = {};  // for the latest chunks, their offset in each rank's room
 };
 
 }  // namespace

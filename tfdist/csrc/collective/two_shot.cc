@@ -7,7 +7,8 @@ namespace tfdist {
 namespace {
 
 constexpr size_t kChunk = 256 << 10;
-// The number of chunks of each member that may wait for the other members' chunks.
+// The scratch memory holds up to this number of chunks from each member. A chunk stays there until
+// the same chunk has arrived from all other members.
 constexpr size_t kWindow = 8;
 
 class Direct {
@@ -66,8 +67,8 @@ class Direct {
                    [&](const char* data, size_t some) { exchange_.Send(Rank(j), data, some); });
   }
 
-  // Posts receives from member j: its next chunks of this member's part, within the window, and,
-  // after the last chunk, member j's reduced part.
+  // Posts receives of member j's next chunks of this member's part, as far as the window allows.
+  // After the last chunk, posts the receive of member j's own reduced part.
   void Post(int j) {
     exchange_.Receive(Rank(j), nullptr, 0);
     size_t& next = posted_[static_cast<size_t>(j)];
@@ -114,12 +115,12 @@ class Direct {
   const Members& members_;
   const Transfer& t_;
   const int size_;
-  const size_t own_;     // bytes of this member's part
+  const size_t own_;     // size of this member's part in bytes
   const size_t chunks_;  // number of chunks of this member's part
-  size_t room_ = 0;      // bytes of scratch memory per member
+  size_t room_ = 0;      // size of the scratch memory for each member, in bytes
   char* scratch_ = nullptr;
-  std::vector<size_t> posted_;    // per member, posted chunks
-  std::vector<size_t> received_;  // per member, received chunks
+  std::vector<size_t> posted_;    // for each member, number of chunks with a posted receive
+  std::vector<size_t> received_;  // for each member, number of received chunks
   size_t reduced_ = 0;
 };
 
@@ -149,7 +150,7 @@ void RunOneShot(Fabric& fabric, const Fingerprint& joined, const Members& member
     exchange.Receive(members.ranks[j], scratch + j * bytes, bytes);
   }
   exchange.Run();
-  // Reduces all data as if they were this rank's part.
+  // Reduces all of the data, as if this rank's part contained all of it.
   Transfer reduction = transfer;
   reduction.part_bytes.assign(size, 0);
   reduction.part_bytes[me] = bytes;

@@ -1,4 +1,5 @@
-// Counters of this process's waits and operations, and spans of recorded time.
+// Counters of this process's operations and of the time that it waits, and a timeline of its
+// activity.
 #pragma once
 
 #include <array>
@@ -13,38 +14,43 @@
 
 namespace tfdist {
 
-// Nanoseconds of the steady clock, which all processes of a host share.
+// Returns a time of the steady clock in nanoseconds. All processes of a host share this clock.
 int64_t Nanoseconds(std::chrono::steady_clock::time_point when = std::chrono::steady_clock::now());
 
-// The time this process's steps spend waiting for input, for other ranks, and for the network.
+// The time that this process's steps have spent waiting for input, for other ranks, and for the
+// network, since the process started.
 //
-// Totals since the process started. A step waits only while it cannot proceed: while it needs its
-// input or a pending operation. If several communicators stall it at once, the time counts once.
+// A step waits only while it cannot proceed, because it needs its input or the result of an
+// operation. If several communicators stall the process at the same time, this time is counted
+// once.
 class Activity {
  public:
   struct Totals {
-    uint64_t steps = 0;       // steps that have received their input
-    int64_t input = 0;        // waiting for input that has since arrived
-    int64_t input_since = 0;  // start of the current wait for input; 0 for none
-    int64_t waiting = 0;      // stalled until other ranks arrived
-    int64_t moving = 0;       // stalled while data moved
-    std::array<uint64_t, kKinds> operations = {};  // successful operations, by kind
-    double bus_bytes = 0;                          // their minimum bytes per link
-    int64_t bus_moving = 0;                        // their duration after all ranks had arrived
+    uint64_t steps = 0;       // number of steps that have received their input
+    int64_t input = 0;        // time of all waits for input that have ended
+    int64_t input_since = 0;  // start of the current wait for input; 0 if there is none
+    int64_t waiting = 0;      // time during which steps waited for other ranks
+    int64_t moving = 0;       // time during which steps waited for data
+    std::array<uint64_t, kKinds> operations = {};  // number of successful operations of each kind
+    // The minimum number of bytes that each link must carry for these operations.
+    double bus_bytes = 0;
+    // The duration of these operations, measured from the time when all ranks had arrived.
+    int64_t bus_moving = 0;
   };
 
-  // Never destroyed: other threads may call it while the process ends.
+  // Never destroyed, because other threads may still call it while the process ends.
   static Activity& Instance();
 
-  // Records that a step begins to wait for its input, or that it has received it. At the end of the
-  // data, `InputBegins` is the last call.
+  // `InputBegins` records that a step begins to wait for its input, and `InputEnds` records that
+  // the step has received the input. At the end of the data, `InputEnds` is not called.
   void InputBegins();
   void InputEnds();
-  // Records that an operation stalled this process from `begin`: it waited for other ranks until
-  // `arrived`, then for data until `end`.
+  // Records that an operation stalled this process. From `begin` until `arrived`, the operation
+  // waited for other ranks; from `arrived` until `end`, it waited for data.
   void Stalled(int64_t begin, int64_t arrived, int64_t end);
-  // Counts a successful operation. Args: the bytes of all values, the number of ranks, and the
-  // duration of the transfer.
+  // Counts a successful operation.
+  // Args: bytes: the size of all values; ranks: the number of ranks; moving: the duration of the
+  // transfer.
   void Ended(Kind kind, uint64_t bytes, size_t ranks, int64_t moving);
   Totals Read();
 
@@ -54,10 +60,10 @@ class Activity {
   std::mutex mutex_;
   Totals totals_;
   int64_t input_begun_ = 0;
-  int64_t counted_until_ = 0;  // the end of the last counted wait; no time counts twice
+  int64_t counted_until_ = 0;  // the end of the last counted wait, so that no time counts twice
 };
 
-// A timeline of this process's activity, kept only on request.
+// A timeline of this process's activity. Spans are recorded only on request.
 class Spans {
  public:
   struct Span {
@@ -67,13 +73,14 @@ class Spans {
     int64_t end;
   };
 
-  // Never destroyed: other threads may call it while the process ends.
+  // Never destroyed, because other threads may still call it while the process ends.
   static Spans& Instance();
 
-  // Clears all spans, and starts or stops keeping new ones.
+  // Removes all spans, and starts or stops recording new ones.
   void Record(bool on);
   bool recording() const { return recording_.load(std::memory_order_relaxed); }
-  // Has no effect unless spans are recorded. Spans beyond the maximum are dropped.
+  // Adds a span. Has no effect unless spans are recorded. If the maximum number of spans has been
+  // reached, the span is dropped.
   void Add(const char* lane, const char* name, int64_t begin, int64_t end);
   std::vector<Span> Read();
 
@@ -85,7 +92,7 @@ class Spans {
   std::vector<Span> spans_;
 };
 
-// Adds a span for its own lifetime.
+// Adds a span that lasts from the construction of this object to its destruction.
 class SpanScope {
  public:
   SpanScope(const char* lane, const char* name);
@@ -96,7 +103,7 @@ class SpanScope {
  private:
   const char* lane_;
   const char* name_;
-  int64_t begin_;  // 0 unless spans are recorded
+  int64_t begin_;  // 0 if spans are not recorded
 };
 
 }  // namespace tfdist

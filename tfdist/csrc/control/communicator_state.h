@@ -1,4 +1,4 @@
-// The state of a communicator as JSON.
+// The state of a communicator, as JSON.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace tfdist {
 
-// Writes JSON as text.
+// Builds a JSON text.
 class JsonWriter {
  public:
   JsonWriter& Open(char bracket) {
@@ -45,7 +45,8 @@ class JsonWriter {
       const size_t bytes = Utf8Bytes(text, at);
       const auto byte = static_cast<unsigned char>(text[at]);
       if (bytes == 0) {
-        // The text was cut inside a character, or comes from another rank.
+        // This byte is not part of a valid UTF-8 character: the text was cut inside a character, or
+        // another rank has sent it.
         text_ += "\\ufffd";
       } else if (byte == '"' || byte == '\\') {
         text_ += '\\';
@@ -64,7 +65,7 @@ class JsonWriter {
     text_ += '"';
     return *this;
   }
-  // Appends existing JSON: a value, or members of an object.
+  // Appends a text that already is JSON: a value, or the members of an object.
   JsonWriter& Raw(const std::string& json) {
     Separate();
     text_ += json;
@@ -78,7 +79,7 @@ class JsonWriter {
   const std::string& text() const { return text_; }
 
  private:
-  // Returns the length of the character in bytes; 0 if it is not valid UTF-8.
+  // Returns the number of bytes of the character at `at`, or 0 if the bytes are not valid UTF-8.
   static size_t Utf8Bytes(const std::string& text, size_t at) {
     const auto byte = [&](size_t i) {
       return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u;
@@ -93,7 +94,7 @@ class JsonWriter {
     for (size_t i = 1; i < bytes; ++i) {
       if ((byte(at + i) & 0xC0) != 0x80) return 0;
     }
-    // An overlong encoding, a UTF-16 surrogate, or a code beyond the last character.
+    // Rejects overlong encodings, UTF-16 surrogates, and codes beyond the last Unicode character.
     if ((first == 0xE0 && second < 0xA0) || (first == 0xED && second >= 0xA0) ||
         (first == 0xF0 && second < 0x90) || (first == 0xF4 && second >= 0x90)) {
       return 0;
@@ -107,10 +108,10 @@ class JsonWriter {
   }
 
   std::string text_;
-  bool fresh_ = true;  // no separator needed yet
+  bool fresh_ = true;  // whether the next value needs no separator before it
 };
 
-// Why a communicator was aborted, and which operation of this rank failed.
+// Why a communicator was aborted, and which operation of this rank failed last.
 struct AbortState {
   // An operation of this rank that failed. Times are nanoseconds of the steady clock.
   struct Detected {
@@ -123,10 +124,10 @@ struct AbortState {
 
   Error cause;
   int64_t at = 0;                    // when this rank learned of the abort
-  std::optional<Detected> detected;  // the last operation that failed, if any
+  std::optional<Detected> detected;  // the last operation that failed; not set if none failed
 };
 
-// Writes one object; docs/guide/monitoring.md describes its members.
+// Writes a JSON object. docs/guide/monitoring.md describes its members.
 void Write(const AbortState& state, JsonWriter* json);
 
 // A snapshot of a communicator's state.
@@ -134,13 +135,13 @@ struct CommunicatorState {
   std::string name;
   const Topology* topology = nullptr;
   std::optional<AbortState> aborted;
-  std::vector<std::string> waiting;  // operations queued behind the running one
+  std::vector<std::string> waiting;  // descriptions of the operations that wait for the running one
   std::vector<Watch::Known> others;
   std::vector<TcpStatistics> links;  // to each rank
   Recorder::Log log;
 };
 
-// Writes one object; docs/guide/monitoring.md describes its members.
+// Writes a JSON object. docs/guide/monitoring.md describes its members.
 void Write(const CommunicatorState& state, JsonWriter* json);
 
 }  // namespace tfdist

@@ -92,7 +92,7 @@ void Recorder::ForgetLocked() {
   marked_ = 0;
   overlapping_ = 0;
   next_stalls_ = false;
-  // A stall by the running operation lasts until its end.
+  // If the running operation stalls this rank, the stall lasts until this operation ends.
   if (!open_) stalled_since_ = 0;
 }
 
@@ -197,18 +197,18 @@ Recorder::Log Recorder::Read(size_t most, int64_t since) {
 
 namespace {
 
-// The longest wait for the stacks. To provide them, Python needs its global lock, which another
-// thread may hold.
+// The maximum time to wait for the stacks. To provide them, Python needs its global interpreter
+// lock, which another thread may hold.
 constexpr auto kForStacks = std::chrono::seconds(2);
 constexpr size_t kMaxReasons = 16;
 constexpr int64_t kBetweenWaited = 1'000'000'000;
 constexpr int64_t kFormat = 1;
 
 int signal_descriptor = -1;
-pid_t signal_process = 0;  // a forked child shares the descriptor
+pid_t signal_process = 0;  // a forked child shares the descriptor, and must not write to it
 struct sigaction former_action;
 
-// Calls only functions that are safe in a signal handler, and the former handler.
+// Calls the former handler, and otherwise only functions that are safe in a signal handler.
 void OnSignal(int number, siginfo_t* information, void* context) {
   const int saved = errno;
   const uint64_t by_signal = uint64_t{1} << 32;
@@ -229,7 +229,7 @@ int64_t UnixNanoseconds() {
       .count();
 }
 
-// Returns 0 or the error's number.
+// Returns 0 on success, and otherwise the value of errno.
 int WriteAll(int file, const std::string& text) {
   for (size_t done = 0; done < text.size();) {
     const ssize_t wrote = write(file, text.data() + done, text.size() - done);
@@ -239,8 +239,8 @@ int WriteAll(int file, const std::string& text) {
   return fsync(file) ? errno : 0;
 }
 
-// Replaces a file: a reader sees the whole old file or the whole new one. Returns 0 or the error's
-// number.
+// Replaces a file atomically: a reader sees either the whole old file or the whole new file.
+// Returns 0 on success, and otherwise the value of errno.
 int Replace(const std::string& path, const std::string& text) {
   const std::string unfinished = path + ".tmp";
   const int file = open(unfinished.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
@@ -277,19 +277,20 @@ void FlightLog::Ask(const char* kind, const std::string& communicator, const std
   if (!started_ || getpid() != process_) return;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    // If many ranks wait for this one, one report is enough.
+    // If many ranks wait for this rank, one reason is enough.
     if (!reasons_.empty() && reasons_.back().kind == kind && reasons_.back().kind == "waited" &&
         Nanoseconds() - reasons_.back().at < kBetweenWaited) {
       return;
     }
-    // Keeps the first reasons, which explain most, and the newest, which requests this write.
+    // If there are too many reasons, the new reason replaces the last one. The first reasons are
+    // kept, because they explain most.
     if (reasons_.size() == kMaxReasons) reasons_.pop_back();
     reasons_.push_back({Nanoseconds(), kind, communicator, message});
     ++requests_;
   }
   changed_.notify_all();
   const uint64_t one = 1;
-  if (write(asked_, &one, sizeof(one)) < 0) return;  // full: the thread is awake
+  if (write(asked_, &one, sizeof(one)) < 0) return;  // a full eventfd wakes the thread as well
 }
 
 void FlightLog::Stalled(const std::string& communicator, const std::string& message) {
@@ -349,7 +350,7 @@ void FlightLog::Flush(double seconds) {
 
 void FlightLog::Loop() {
   pthread_setname_np(pthread_self(), "tfdist-flight");
-  // The program's own threads handle all signals.
+  // This thread blocks all signals, so that the program's own threads handle them.
   sigset_t all;
   sigfillset(&all);
   pthread_sigmask(SIG_BLOCK, &all, nullptr);
@@ -367,8 +368,8 @@ void FlightLog::Loop() {
     const uint64_t one = 1;
     if (write(stacks_wanted_, &one, sizeof(one)) == sizeof(one)) {
       lock.lock();
-      // A new request ends this wait for stacks: it is written first, since this process may be
-      // killed soon.
+      // A new request ends this wait for the stacks. The request must be written first, since this
+      // process may soon be killed.
       changed_.wait_for(lock, kForStacks,
                         [&] { return stacks_given_ >= requested || requests_ > requested; });
       const bool given = stacks_given_ >= requested;
@@ -394,7 +395,8 @@ std::string FlightLog::Text() {
   const int64_t steady_now = Nanoseconds(), unix_now = UnixNanoseconds();
   const int64_t milliseconds = unix_now / 1'000'000;
   char seconds[32];
-  // Two integers, not a floating-point number: a program's locale may have another decimal point.
+  // Prints two integers instead of a floating-point number, because the program's locale may have
+  // another decimal separator.
   std::snprintf(seconds, sizeof(seconds), "%lld.%03lld",
                 static_cast<long long>(milliseconds / 1000),
                 static_cast<long long>(milliseconds % 1000));
@@ -427,7 +429,7 @@ void FlightLog::WriteFile() {
   try {
     error = Replace(path, Text());
   } catch (const std::exception&) {
-    // Training continues; the warning below names a lack of memory.
+    // Training continues. The warning below reports the lack of memory (ENOMEM).
   }
   if (error && error != last_error_) {
     settings_.warn("The flight log " + path + " could not be written: " + std::strerror(error) +

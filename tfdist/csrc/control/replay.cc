@@ -16,7 +16,7 @@ struct Replays {
   int64_t last = 0;
 };
 
-// Never destroyed: TensorFlow's threads may read datasets while the process ends.
+// Never destroyed, because TensorFlow's threads may still read datasets while the process ends.
 Replays& Instance() {
   static Replays* const replays = new Replays;
   return *replays;

@@ -34,15 +34,15 @@ struct StatusBody {
 };
 static_assert(sizeof(StatusBody) == 40 + sizeof(Fingerprint));
 
-// Returns a peer's time, or 0 if it is impossible: 2^61 ns are 73 years since the machine started.
-// Sums of a few such times do not overflow.
+// Returns a time that a peer has sent, or 0 if the time is impossible. It is impossible from 2^61
+// ns on, which is 73 years after the machine started. Sums of a few possible times do not overflow.
 int64_t Time(int64_t nanoseconds) {
   constexpr int64_t kMax = int64_t{1} << 61;
   return nanoseconds > 0 && nanoseconds < kMax ? nanoseconds : 0;
 }
 
-// Makes text safe to print: replaces line ends and terminal control characters, including UTF-8
-// ones.
+// Makes text safe to print: replaces line ends and terminal control characters, including the
+// control characters that have two bytes in UTF-8.
 void MakePrintable(std::string* text) {
   unsigned char last = 0;
   for (char& c : *text) {
@@ -52,8 +52,8 @@ void MakePrintable(std::string* text) {
   }
 }
 
-// The body of an abort or a failure is the worker's name, this byte, and the message. The name does
-// not contain this byte.
+// The body of an abort or of a failure consists of the worker's name, this byte, and the message.
+// The name does not contain this byte.
 constexpr char kAfterWorker = '\n';
 constexpr size_t kMaxCauseBytes = kMaxNameBytes + 1 + kMaxMessageBytes;
 
@@ -163,13 +163,13 @@ bool FrameReader::Feed(const char* data, size_t bytes,
 namespace {
 
 constexpr double kTickSeconds = 0.1;
-// A rank that spends longer in one operation sends its status more often: at every tick in a small
-// group.
+// If a rank spends more time than this in an operation, it sends its status more often: in a small
+// group, at every tick.
 constexpr double kSlowSeconds = 0.1;
-// The minimum time between two statuses.
+// The minimum interval between two status frames of a rank.
 constexpr double kBetweenSeconds = kTickSeconds / 2;
-// With many ranks, statuses are sent less often and read in batches, which limits the cost for each
-// rank.
+// In a large group, each rank sends status frames less often and reads them in batches. This limits
+// the cost for each rank.
 constexpr double kSlowStatusSecondsPerRank = 0.0005;
 constexpr double kStatusSecondsPerRank = 0.005;
 constexpr int kRanksPerBatchMillisecond = 20;
@@ -195,21 +195,21 @@ struct Watch::Peer {
   FrameReader reader;
   std::string waiting;  // bytes to send
   Clock::time_point heard = Clock::now();
-  bool silent = false;           // a warning about its silence has been given
-  Clock::time_point heard_last;  // `heard` at that warning
+  bool silent = false;           // whether a warning about its silence has been printed
+  Clock::time_point heard_last;  // the value of `heard` at that time
   Status status;
-  bool left = false;     // has sent its farewell
-  bool parted = false;   // nothing more is sent to it
-  bool unread = false;   // TLS may hold bytes that `poll` does not report
-  uint8_t failures = 0;  // its failed steps
-  // The last failure that it has reported.
+  bool left = false;     // whether it has sent its farewell
+  bool parted = false;   // whether nothing more will be sent to it
+  bool unread = false;   // whether TLS may hold bytes that `poll` does not report
+  uint8_t failures = 0;  // number of its failed steps
+  // The last failure that this peer has reported.
   Error failure{Code::kUnavailable, ""};
-  uint64_t failed_after = 0;   // the last collective that it joined before failing
-  Clock::time_point ended_at;  // when it left, or failed
-  bool lost = false;           // nothing is read from it; it only receives the reason
-  bool gone = false;           // the connection has ended
-  int64_t told_at = 0;         // when it sent its last status, by its clock
-  int64_t told_came = 0;       // when that status arrived
+  uint64_t failed_after = 0;   // number of the last collective that it had joined
+  Clock::time_point ended_at;  // when it left or failed
+  bool lost = false;           // whether only the reason is sent to it, and nothing is read
+  bool gone = false;           // whether the connection has ended
+  int64_t told_at = 0;         // when it sent its last status, on its own clock
+  int64_t told_came = 0;       // when that status arrived, on this rank's clock
   ClockOffset clock;
   OneWayDelay delay;
 };
@@ -260,7 +260,7 @@ void Watch::Stop() {
 
 void Watch::WakeUp() {
   const uint64_t one = 1;
-  if (write(wake_, &one, sizeof(one)) < 0) return;  // full: the thread is awake
+  if (write(wake_, &one, sizeof(one)) < 0) return;  // a full eventfd wakes the thread as well
 }
 
 void Watch::Loop() {
@@ -276,7 +276,8 @@ void Watch::Loop() {
   const double tick = std::min(kTickSeconds, interval);
   const int batch_ms = std::min(static_cast<int>(1000 * tick),
                                 static_cast<int>(peers_.size()) / kRanksPerBatchMillisecond);
-  // TLS may have read the first frames together with the end of the handshake.
+  // TLS may have read the first frames together with the end of the handshake. `poll` does not
+  // report these bytes.
   for (size_t rank = 0; rank < peers_.size(); ++rank) {
     if (peers_[rank]->stream) Read(static_cast<int>(rank));
   }
@@ -301,7 +302,8 @@ void Watch::Loop() {
       }
     }
     const auto now = Clock::now();
-    // After this process was suspended, its peers' silence proves nothing.
+    // If this process was suspended, it could not read the frames of its peers, so their silence
+    // does not count.
     if (Seconds(now - last) > patience / 2) {
       for (const auto& peer : peers_) SetHeard(*peer, now);
     }
@@ -317,8 +319,8 @@ void Watch::Loop() {
       }
     }
     callbacks_.tick();
-    // Sample the status before sending queued frames, so that no peer learns of an operation before
-    // it learns of a failure that preceded the operation.
+    // The status must be read before the queued frames are sent. Otherwise a peer could learn of an
+    // operation before it learns of a failure that preceded the operation.
     const Doing doing = callbacks_.doing();
     {
       const std::lock_guard<std::mutex> lock(telling_mutex_);
@@ -343,8 +345,8 @@ void Watch::Loop() {
   }
 }
 
-// Waits until the farewells have arrived. Closing a connection at once would drop unsent bytes, and
-// unread bytes would reset it.
+// Waits until the other ranks have received the farewells. If a connection were closed immediately,
+// unsent bytes would be lost, and unread bytes would reset the connection.
 void Watch::Part() {
   const auto deadline =
       Clock::now() + std::chrono::duration_cast<Clock::duration>(
@@ -369,7 +371,7 @@ void Watch::Part() {
   }
 }
 
-// Reads and discards bytes that are no longer needed.
+// Reads bytes that are no longer needed, and discards them.
 void Watch::Drain(Peer& peer) {
   char bytes[4096];
   for (int reads = 0; reads < kMaxReads; ++reads) {
@@ -384,16 +386,16 @@ void Watch::Read(int rank) {
   Peer& peer = *peers_[static_cast<size_t>(rank)];
   char bytes[4096];
   peer.unread = false;
-  // Bounded, so that one busy peer cannot starve the others.
+  // The number of reads is limited, so that a busy peer cannot starve the other peers.
   for (int reads = 0; reads < kMaxReads && !peer.gone; ++reads) {
     const ssize_t got = peer.stream->Read(bytes, sizeof(bytes));
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
     if (got <= 0) {
       peer.gone = true;
       if (peer.left) {
-        shutdown(peer.stream->descriptor(), SHUT_WR);  // The other rank waits for this.
+        shutdown(peer.stream->descriptor(), SHUT_WR);  // the other rank waits for this
       } else {
-        // A process that exits with unread bytes resets the connection.
+        // If a process exits before it has read all bytes, the connection is reset.
         Lose(rank, Event::kLost,
              got == 0 || errno == ECONNRESET
                  ? "its process has ended"
@@ -449,8 +451,8 @@ void Watch::Handle(int rank, const Frame& frame) {
 
 void Watch::Send(Peer& peer, const std::string& bytes) {
   if (!peer.stream || peer.gone) return;
-  // Frames beyond the limit are dropped: a peer that does not read does not send either, and is
-  // soon lost as silent.
+  // Frames beyond the limit are dropped. A peer that does not read its frames does not send any
+  // frames either, so it will soon count as lost.
   if (peer.waiting.size() + bytes.size() <= kMaxWaiting) peer.waiting += bytes;
   while (!peer.waiting.empty()) {
     const ssize_t sent = peer.stream->Write(peer.waiting.data(), peer.waiting.size());
@@ -486,7 +488,8 @@ std::vector<Watch::Known> Watch::Others() {
   return others;
 }
 
-// Gives up a rank: nothing more is read from it, and it only receives the reason.
+// Declares a rank lost and aborts the group. Nothing more is read from this rank, but the reason is
+// sent to it.
 void Watch::Lose(int rank, Event event, const std::string& why) {
   const std::string& name = settings_.names[static_cast<size_t>(rank)];
   {
@@ -528,7 +531,8 @@ void Watch::CheckOrder(const Doing& doing, Clock::time_point now) {
     const bool together = !IsMessage(mine) || mine.peer == static_cast<int>(rank);
     const bool failed = FailedMore(peer.failures, mine.fingerprint.failures);
     const uint64_t last = failed ? peer.failed_after : peer.status.sequence;
-    // Data of a message that the peer has sent may still be in transit.
+    // If the peer sent a message before it ended, the data may still be in transit. A message
+    // therefore gets more time than a collective before it fails.
     if ((failed || peer.left) && together &&
         (IsMessage(mine) ? Seconds(now - peer.ended_at) > settings_.silence_warning_seconds
                          : last < mine.sequence)) {
@@ -540,14 +544,16 @@ void Watch::CheckOrder(const Doing& doing, Clock::time_point now) {
                                      Event::kLeft, name));
       return;
     }
-    // This rank's step has failed, and the other rank does not count the failure yet. The other
-    // rank will fail with this rank's report.
+    // If this rank's step has failed and the other rank does not yet count this failure, the
+    // fingerprints of the two ranks need not agree. The other rank will fail with this rank's
+    // report.
     if (FailedMore(mine.fingerprint.failures, peer.status.fingerprint.failures)) continue;
     Fingerprint joined;
     const bool both = peer.status.active && !IsMessage(peer.status) &&
                       callbacks_.joined(peer.status.sequence, &joined);
-    // The other rank waits in a message to this rank, and has not joined this rank's collective. If
-    // this rank has handled the message, the other rank's status is outdated.
+    // Whether the other rank waits in a message to this rank, and has not joined this rank's
+    // collective. If this rank has already handled the message, the other rank's status is
+    // outdated.
     const bool message_to_me =
         peer.status.active && IsMessage(peer.status) && peer.status.peer == settings_.rank &&
         !IsMessage(mine) && peer.status.sequence < mine.sequence &&

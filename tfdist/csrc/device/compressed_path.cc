@@ -15,7 +15,7 @@ using device::Stretch;
 
 constexpr size_t kFloat = sizeof(float);
 
-// Returns the stretches of a list of tensors.
+// Returns the tensors of a list as stretches of one run of values.
 template <typename Bytes>
 std::vector<Stretch> Stretches(const Bytes& buffers) {
   std::vector<Stretch> stretches;
@@ -27,6 +27,7 @@ std::vector<Stretch> Stretches(const Bytes& buffers) {
   return stretches;
 }
 
+// Returns the place in the run of the value with index `begin` in a part.
 // Args: run_begin: the offset of the part in the run, in bytes.
 device::Place At(const device::Run& run, size_t run_begin, size_t begin) {
   return {run, run_begin / kFloat + begin};
@@ -122,8 +123,8 @@ void DeviceCoder::Run(Operation& operation, const OnHost& on_host) {
     done_.Record(stream_.get());
     Await(done_, guard_);
   } catch (...) {
-    // The stream may still use the operation's memory. Its kernels wait for no other GPU, so they
-    // end soon.
+    // The stream may still use the memory of the operation. Its kernels do not wait for other GPUs,
+    // so they will end soon.
     SettleSoon(stream_.get(), done_);
     throw;
   }
@@ -148,7 +149,7 @@ void DeviceCoder::Allocate(const CodedTransfer& transfer) {
   }
 }
 
-// All batches are encoded before the first one is sent.
+// Encodes the batch immediately, so that all batches are encoded before the first one is sent.
 void DeviceCoder::Foresee(int j, const Batch& batch) {
   codec_.Encode(j, batch.begin, batch.count, OnDevice(batch.encoded));
   Fetch(batch);
@@ -180,7 +181,7 @@ cuda::Address DeviceCoder::OnDevice(const uint8_t* encoded) const {
   return on_device_ + static_cast<size_t>(encoded - encoded_);
 }
 
-// Copies encoded values to host memory.
+// Copies encoded values from the GPU to host memory.
 void DeviceCoder::Fetch(const Batch& batch) {
   stream_.Copy(cuda::AddressOf(batch.encoded), OnDevice(batch.encoded), batch.bytes);
   const size_t number = fetched_.size();
@@ -189,7 +190,7 @@ void DeviceCoder::Fetch(const Batch& batch) {
   fetched_[batch.encoded] = events_[number].get();
 }
 
-// Copies encoded values to the GPU.
+// Copies encoded values from host memory to the GPU.
 void DeviceCoder::Return(const uint8_t* encoded, size_t bytes) const {
   stream_.Copy(OnDevice(encoded), cuda::AddressOf(encoded), bytes);
 }
@@ -226,7 +227,7 @@ bool CompressedPath::RunOverLinks(const Topology& topology, Operation& operation
   return true;
 }
 
-// Explains once why values pass through host memory.
+// Warns, at most once, that compressed gradients pass through host memory, and explains why.
 void CompressedPath::Announce(const std::string& lack) {
   if (!setup_.warn || std::exchange(announced_, true)) return;
   setup_.warn("Compressed gradients go through the host's memory, since " + lack);

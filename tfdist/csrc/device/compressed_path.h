@@ -21,30 +21,37 @@
 
 namespace tfdist {
 
-// Runs the kernels of a compressed all-reduce, for a transfer of tensors in device memory.
+// Encodes, sums and decodes the values of a transfer with kernels. The tensors of the transfer are
+// in device memory.
 class TransferCodec {
  public:
   TransferCodec(const Gpu& gpu, const KernelModule& kernels, const DeviceStream& stream)
       : gpu_(gpu), stream_(stream), codec_(kernels, stream.get()) {}
 
-  // The device memory, in bytes, needed to process this many values at once, and for a list of a
+  // `RoomBytes` returns the size of the device memory that is needed to process this number of
+  // values together. `ListBytes` returns the size of the device memory for the lists of a
   // transfer's tensors.
   static size_t RoomBytes(size_t values) { return KernelCodec::RoomBytes(values); }
   static size_t ListBytes(const CodedTransfer& transfer);
 
-  // May free memory that the stream uses. Args: list_bytes: the size of the lists of all transfers
-  // until the next `Restart`.
+  // Allocates memory to process up to `values` values together, and memory for lists. This may free
+  // memory that the stream still uses.
+  // Args: list_bytes: the size of the lists of all transfers until the next `Restart`.
   void MakeRoom(size_t values, size_t list_bytes);
-  // The remaining bytes for lists. All bytes are free again once the stream has finished its work.
+  // Returns the number of bytes that are left for lists. After the stream has finished its work,
+  // `Restart` makes all bytes available again.
   size_t list_bytes_left() const { return max_list_bytes_ - listed_; }
   void Restart() { listed_ = 0; }
 
-  // Begins a transfer, which must live until the last of the following calls for it. Each call
-  // queues work in the stream and returns at once.
+  // Begins a transfer. The object `transfer` must live until the last call of `Encode`, `Sum` or
+  // `Decode` for this transfer. Each of these functions queues work in the stream and returns
+  // immediately.
   void Begin(const CodedTransfer& transfer);
-  // Encodes values [begin, begin + count) of member j's part: whole chunks, unless the part ends.
+  // Encodes values [begin, begin + count) of member j's part. They are whole chunks, unless they
+  // end at the end of the part.
   void Encode(int j, size_t begin, size_t count, cuda::Address to) const;
-  // Sums such values of this rank's part. The ranks' encoded values are `stride` bytes apart.
+  // Sums values [begin, begin + count) of this rank's part over all ranks, and encodes the sums.
+  // The encoded values of two consecutive ranks are `stride` bytes apart.
   void Sum(size_t begin, size_t count, cuda::Address first, size_t stride, cuda::Address to) const;
   void Decode(int j, size_t begin, size_t count, cuda::Address from) const;
 
@@ -64,30 +71,33 @@ class TransferCodec {
   device::Run in_{}, out_{}, error_{};
 };
 
-// Returns the error for a GPU without memory for encoded values. Args: bytes: the requested size.
+// Returns the error for a GPU that has no memory for encoded values.
+// Args: bytes: the size of the requested memory.
 Error NoRoomForCodes(const Gpu& gpu, size_t bytes, const Error& error);
 
-// Compressed all-reduces of device memory: kernels encode, sum and decode; only encoded values pass
-// through host memory and between ranks.
+// Runs compressed all-reduces of device memory. Kernels encode, sum and decode the values. Only
+// encoded values are copied to host memory and sent to other ranks.
 class DeviceCoder : public Coder {
  public:
   using OnHost = std::function<void(Operation&)>;
 
-  // Args: a guard that ends waits early.
+  // Args: guard: ends waits early.
   DeviceCoder(const Gpu& gpu, const KernelModule& kernels, Guard& guard);
 
-  // Whether this class can run an operation: all summed values must be encoded. Other ranks may run
-  // the operation on the host, since both ways send the same bytes.
+  // Returns whether this class can run an operation. This is possible only if the values of all
+  // ranks are encoded before they are summed. Other ranks may run the same operation on the host,
+  // because both implementations send the same bytes.
   static bool Takes(const Topology& topology, const Operation& operation);
-  // Allocates memory for an operation. Throws Error if there is not enough.
+  // Allocates the memory for an operation. Throws Error if there is not enough memory.
   void MakeRoom(const Topology& topology, const Operation& operation);
 
-  // Runs an operation on device memory. Args: a function that runs the operation on the host and
-  // calls this object for all access to the memory.
+  // Runs an operation on device memory.
+  // Args: on_host: a function that runs the operation on the host. The function uses this object as
+  // its coder, so that only this object accesses the device memory.
   void Run(Operation& operation, const OnHost& on_host);
 
   uint8_t* Begin(const CodedTransfer& transfer) override;
-  // More than on the host, because of the cost of each launch.
+  // A batch has more chunks than on the host, because each launch of a kernel has a cost.
   size_t ChunksAtOnce() const override { return 4; }
   void Foresee(int j, const Batch& batch) override;
   void EncodeBatch(int j, const Batch& batch) override;
@@ -110,30 +120,33 @@ class DeviceCoder : public Coder {
   const CodedTransfer* t_ = nullptr;
   Growing<MappedMemory> host_encoded_;
   Growing<DeviceMemory> device_encoded_;
-  uint8_t* encoded_ = nullptr;   // in host memory,
-  cuda::Address on_device_ = 0;  // and its counterpart on the GPU
-  // Events that mark the arrival of encoded values in host memory, by address.
+  uint8_t* encoded_ = nullptr;   // the encoded values in host memory
+  cuda::Address on_device_ = 0;  // the encoded values on the GPU
+  // Maps the address of encoded values in host memory to the event that marks their arrival there.
   std::unordered_map<const uint8_t*, DeviceEvent*> fetched_;
   std::vector<std::unique_ptr<DeviceEvent>> events_;
 };
 
-// Selects the transport of a communicator's compressed all-reduces, and runs them: encoded values
-// move between GPUs through NCCL, or over the host's links.
+// Selects the transport of a communicator's compressed all-reduces, and runs them. The encoded
+// values are sent between GPUs through NCCL, or between ranks over links.
 class CompressedPath {
  public:
-  // Args: ranks: this process's GPUs; guard: ends waits early.
+  // Args: ranks: the GPUs of this process; guard: ends waits early.
   CompressedPath(const DeviceSetup& setup, const Routes::Ranks& ranks, Routes& routes, Guard& guard)
       : setup_(setup), ranks_(ranks), routes_(routes), guard_(guard) {}
 
-  // Whether an operation uses NCCL. All ranks decide this together, and allocate memory for it.
+  // Returns whether an operation uses NCCL. If it does, memory for it has been allocated. All ranks
+  // decide this together.
   // Args: settle: waits for earlier launches.
   bool GoesByNccl(Fabric& fabric, const Operation& operation, const Parts& parts,
                   const std::function<void()>& settle);
-  // Queues an operation that uses NCCL in the GPUs' streams.
+  // Queues an operation in the GPUs' streams. `GoesByNccl` must have returned true for this
+  // operation.
   void Launch(const Parts& parts) { by_nccl_->Launch(parts); }
 
-  // Runs an operation that does not use NCCL, if this process's kernels can; returns whether they
-  // can. Args: a function that runs an operation on the host.
+  // Runs an operation that does not use NCCL, if the kernels of this process can run it. Returns
+  // whether they can.
+  // Args: on_host: a function that runs an operation on the host.
   bool RunOverLinks(const Topology& topology, Operation& operation,
                     const DeviceCoder::OnHost& on_host);
 
@@ -145,7 +158,7 @@ class CompressedPath {
   Routes& routes_;
   Guard& guard_;
   std::unique_ptr<NcclCoded> by_nccl_;       // created on first use
-  std::unique_ptr<DeviceCoder> over_links_;  // the same
+  std::unique_ptr<DeviceCoder> over_links_;  // created on first use
   bool announced_ = false;
 };
 

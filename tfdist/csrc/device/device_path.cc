@@ -57,7 +57,8 @@ void DevicePath::AwaitInput(size_t gpu, const Operation& part,
     };
     AwaitPassed(has_passed, ends);
   } catch (const Error&) {
-    // A GPU error, or an error from `ends`: the next wait encounters it again.
+    // The GPU has failed, or `ends` has thrown an error. The next wait will encounter this error
+    // again.
   }
 }
 
@@ -75,7 +76,7 @@ bool DevicePath::Run(Fabric& fabric, Operation& operation, const OnHost& on_host
     if (!encoded) host_.Run(operation, parts, on_host);
     return false;
   }
-  // Pending launches may use the buffers of a message.
+  // Pending launches may still use the buffers of the message.
   if (IsMessage(asked.kind)) AwaitLaunched();
   if (asked.kind == Kind::kAllGather) {
     AllocateGathered(fabric, operation, parts);
@@ -101,7 +102,7 @@ bool DevicePath::Run(Fabric& fabric, Operation& operation, const OnHost& on_host
   }
 }
 
-// Chooses the transport, the same on all ranks.
+// Chooses the transport of an operation. All ranks choose the same transport.
 DevicePath::Transport DevicePath::Choose(Fabric& fabric, Operation& operation, const Parts& parts) {
   const Fingerprint& asked = operation.fingerprint;
   if (operation.compression) {
@@ -136,8 +137,8 @@ std::shared_ptr<const KernelModule> DevicePath::kernels() const {
   return ranks_.size() == 1 && setup_.transport != "host" ? ranks_[0]->kernels : nullptr;
 }
 
-// Whether an operation can bypass host memory. A message can do so only in a group of two ranks,
-// since the other ranks of a larger group do not join it.
+// Returns whether an operation can bypass host memory. A message can do this only in a group of two
+// ranks: in a larger group, the other ranks do not join the message.
 bool DevicePath::MayStay(const Fabric& fabric, const Operation& operation) const {
   switch (operation.fingerprint.kind) {
     case Kind::kAllReduce:
@@ -166,8 +167,8 @@ void DevicePath::Count(const Operation& part) {
   moved_bytes_ += std::max(part.in.bytes(), part.out.bytes());
 }
 
-// Waits for all ranks, and checks that they divide their buckets identically, since a part of a
-// bucket is reduced with the same part on the other ranks.
+// Waits for all ranks, and checks that all of them divide their buckets in the same way, because
+// each piece of a bucket is reduced with the same piece of the other ranks' buckets.
 void DevicePath::Arrive(Fabric& fabric, const Operation& operation, const Parts& parts) {
   Operation arrival;
   arrival.fingerprint = operation.fingerprint;
@@ -180,7 +181,7 @@ void DevicePath::Arrive(Fabric& fabric, const Operation& operation, const Parts&
   Barrier(fabric, arrival);
 }
 
-// Waits for all ranks, and allocates room for the rows from each.
+// Waits for all ranks, and allocates memory for the rows from all ranks.
 void DevicePath::AllocateGathered(Fabric& fabric, const Operation& operation, const Parts& parts) {
   std::vector<size_t> own;
   for (const Operation* part : parts) own.push_back(part->sent_rows[0]);
@@ -202,9 +203,10 @@ void DevicePath::AllocateGathered(Fabric& fabric, const Operation& operation, co
   Barrier(fabric, ready);
 }
 
-// Waits until this process's GPUs have launched all earlier operations, in an order that all ranks
-// agree on. All ranks of this operation have already arrived, so no rank waits for another rank's
-// program here. No two threads launch on a GPU concurrently, which NCCL does not allow.
+// Waits until this process's GPUs have launched all earlier operations. All ranks agree on the
+// order of the operations. All ranks of this operation have already arrived, so this wait does not
+// depend on the program of another rank. It also ensures that two threads never launch on the same
+// GPU concurrently, which NCCL does not allow.
 std::deque<LaunchOrder::Turn> DevicePath::AwaitTurn(Fabric& fabric, const Operation& operation) {
   std::deque<LaunchOrder::Turn> turns;
   std::vector<size_t> proposed;
@@ -263,7 +265,7 @@ bool DevicePath::HasPassed() const {
   return true;
 }
 
-// Throws Error after a failure on one of the GPUs, since the others may wait for it.
+// Throws Error if one of the GPUs has failed, because the other GPUs may wait for it.
 void DevicePath::Poll() const {
   for (const auto& rank : ranks_) {
     if (rank->nccl) rank->nccl->Poll();
@@ -275,7 +277,8 @@ void DevicePath::Poll() const {
   }
 }
 
-// A rank's work runs in one stream, so earlier launches have also passed.
+// All work of a rank runs in one stream. When the last launch has passed, all earlier launches have
+// passed as well.
 void DevicePath::AwaitResult() {
   const int64_t begin = Nanoseconds();
   int looks = 0;
@@ -305,18 +308,19 @@ bool DevicePath::Leave() {
   if (settled) {
     launched_.clear();
   } else {
-    GiveUp();  // Waiting streams continue to wait until they are released.
+    // Streams that wait for other ranks do not end by themselves. They must be released.
+    GiveUp();
   }
   return is_read;
 }
 
-// Abandoned operations must not continue to use memory that is freed.
+// An abandoned operation must not use memory that has been freed.
 DevicePath::~DevicePath() {
   if (HasLaunched()) GiveUp();
 }
 
-// Uses one thread per GPU: a launch may block on a full queue, and the kernels in that queue may
-// wait for kernels of the next GPU.
+// Uses one thread for each GPU. A launch may block because the queue of its GPU is full, and the
+// kernels in this queue may wait for kernels that have not yet been launched on the next GPU.
 void DevicePath::LaunchKernels(const Fingerprint& asked, const Parts& parts) {
   Siblings siblings(guard_);
   const auto launch = [&](size_t i) {
@@ -326,8 +330,8 @@ void DevicePath::LaunchKernels(const Fingerprint& asked, const Parts& parts) {
   AtOnce(parts.size(), launch, &siblings);
 }
 
-// Measures once the largest size for which kernels are faster than NCCL between these GPUs, if both
-// are available.
+// If both kernels and NCCL are available, measures up to which size kernels are faster than NCCL
+// between these GPUs. The measurement is done only once.
 void DevicePath::Measure(Fabric& fabric, const Operation& operation) {
   if (measured_ || !routes_.HaveChoice()) return;
   measured_ = true;
@@ -361,7 +365,7 @@ void DevicePath::Measure(Fabric& fabric, const Operation& operation) {
       for (const auto& rank : ranks_) rank->done.Record(rank->stream.get());
       AwaitResult();
     };
-    launch();  // the first time takes longer
+    launch();  // the first launch takes longer
     await();
     const int64_t begin = Nanoseconds();
     for (int trial = 0; trial < kTrials; ++trial) launch();

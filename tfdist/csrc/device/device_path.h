@@ -1,7 +1,8 @@
-// Runs collectives on device memory. Ranks first synchronize on the host, so that no GPU waits for
-// a missing rank; then one of three transports moves the data.
+// Runs collectives on device memory. First, the ranks synchronize on the host, so that no GPU waits
+// for a missing rank. Then one of three transports moves the data.
 //
-// Each GPU is a rank of these collectives, in the order of processes and of each process's GPUs.
+// In these collectives, each GPU is a rank. The GPUs are in the order of the processes, and within
+// a process in the order of the process's GPUs.
 #pragma once
 
 #include <cstddef>
@@ -30,43 +31,48 @@ class DevicePath {
   using Setup = DeviceSetup;
   using OnHost = HostStaged::OnHost;
 
-  // Args: a guard that ends waits early. Contacts no other rank; throws Error if a GPU is unusable.
+  // Does not contact other ranks. Throws Error if a GPU is unusable.
+  // Args: guard: ends waits early.
   DevicePath(Setup setup, Guard& guard);
   ~DevicePath();
   DevicePath(const DevicePath&) = delete;
   DevicePath& operator=(const DevicePath&) = delete;
 
-  // Waits until the part's event has passed, or until `ends` returns true. A GPU error surfaces in
-  // the next operation. Args: the index of the GPU that contributes the part.
+  // Waits until the event of a part has passed, or until `ends` returns true. If the GPU fails, the
+  // next operation throws the error.
+  // Args: gpu: the index of the GPU that contributes the part.
   void AwaitInput(size_t gpu, const Operation& part,
                   const std::function<bool()>& ends) const noexcept;
 
-  // Runs an operation on device memory and waits for its result. Returns true if the operation was
-  // only launched. Args: a function that runs an operation on host memory.
+  // Runs an operation on device memory and waits for its result. If the operation is only launched,
+  // returns true without waiting.
+  // Args: on_host: a function that runs an operation on host memory.
   bool Run(Fabric& fabric, Operation& operation, const OnHost& on_host);
 
-  // Waits for launched operations. Throws Error if one has failed.
+  // Waits until the launched operations have ended. Throws Error if one of them has failed.
   void AwaitLaunched();
-  // Whether launched operations are pending.
+  // Returns whether there are launched operations for which `AwaitLaunched` has not waited.
   bool HasLaunched() const { return !launched_.empty(); }
-  // Whether the GPUs have finished all launched operations.
+  // Returns whether the GPUs have finished all launched operations.
   bool HasPassed() const;
-  // Aborts launched operations here and on the other ranks, since the operations here may use the
-  // other ranks' memory.
+  // Aborts the launched operations on this rank and on the other ranks. The other ranks must be
+  // included because operations on this rank may use their memory.
   void GiveUp() noexcept;
 
-  // Bytes moved between GPUs: the larger of the input and the output of each of this process's
-  // GPUs.
+  // Returns the number of bytes that have been moved between GPUs. Each operation adds the size of
+  // its input or of its output, whichever is larger, for each GPU of this process.
   uint64_t moved_bytes() const { return moved_bytes_; }
 
-  // The GPUs of this process; they may outlive the path.
+  // Returns the GPUs of this process. They may outlive this object.
   const std::vector<std::shared_ptr<const Gpu>>& gpus() const { return gpus_; }
-  // The kernels of a single-GPU process, for operations without communication. Null if there are no
-  // kernels, or if all data pass through host memory.
+  // Returns the kernels of a process with a single GPU, for operations that need no communication.
+  // Returns null if the process has several GPUs, if there are no kernels, or if all data must pass
+  // through host memory.
   std::shared_ptr<const KernelModule> kernels() const;
 
-  // Waits briefly, at a close without failure, until this process's GPUs have finished reading
-  // other ranks' memory. Returns whether other ranks may still read this process's memory.
+  // Prepares the closing of a communicator that has not failed. Waits briefly until the GPUs of
+  // this process have finished reading the memory of other ranks. Returns whether other ranks may
+  // still read the memory of this process.
   bool Leave();
 
  private:
@@ -90,15 +96,16 @@ class DevicePath {
 
   const Setup setup_;
   Guard& guard_;
-  std::vector<std::unique_ptr<DeviceRank>> ranks_;  // one per GPU of this process
+  std::vector<std::unique_ptr<DeviceRank>> ranks_;  // one for each GPU of this process
   std::vector<std::shared_ptr<const Gpu>> gpus_;
   HostStaged host_;
   Routes routes_;
   bool measured_ = false;
   std::unique_ptr<NcclRanks> nccl_;        // created on first use
-  std::unique_ptr<MessageCopies> copies_;  // likewise
+  std::unique_ptr<MessageCopies> copies_;  // created on first use
   CompressedPath compressed_;
-  std::vector<std::shared_ptr<void>> launched_;  // keeps their referenced objects alive
+  // Objects that launched operations use. They are kept alive until these operations have ended.
+  std::vector<std::shared_ptr<void>> launched_;
   uint64_t moved_bytes_ = 0;
 };
 

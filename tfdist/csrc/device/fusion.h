@@ -13,9 +13,9 @@
 
 namespace tfdist {
 
-// Divides an operation's tensors into the lists that kernels are launched with.
+// Divides the tensors of an operation into lists, with which kernels are launched.
 //
-// Args: tensors: their `first` and `first_tile` are set here.
+// Args: tensors: the function sets `first` and `first_tile` of the tensors in the lists.
 template <typename T>
 std::vector<device::TiledList<T>> Tiled(const std::vector<T>& tensors) {
   std::vector<device::TiledList<T>> lists;
@@ -36,23 +36,23 @@ std::vector<device::TiledList<T>> Tiled(const std::vector<T>& tensors) {
   return lists;
 }
 
-// The number of blocks for one half-warp per item.
+// Returns the number of blocks if one half-warp handles each item.
 inline unsigned BlocksForHalfWarps(uint64_t things) {
   return BlocksFor(things * device::kHalfWarp, kMaxBlocksAlone);
 }
 
-// The division of a bucket's tensors: large ones separately, the others in lists.
+// The tensors of a bucket: large tensors, which are reduced separately, and lists of small tensors.
 struct Fused {
   std::vector<KernelAllReduce::Tensor> alone;
-  std::vector<device::List> lists;  // each fits the buffer
+  std::vector<device::List> lists;  // each list fits into the buffer
 };
 Fused Fuse(const std::vector<KernelAllReduce::Tensor>& tensors, size_t buffer_bytes);
 
-// A buffer registered with NCCL. Small tensors are packed into it, reduced in one call, and
-// unpacked.
+// A buffer that is registered with NCCL. Small tensors are packed into this buffer, reduced in one
+// call, and unpacked.
 class FusionBuffer {
  public:
-  // Args: kernels and NCCL group to use, which must outlive this object.
+  // Args: kernels, nccl: the kernels and the NCCL group to use. They must outlive this object.
   FusionBuffer(const Gpu& gpu, const KernelModule& kernels, NcclGroup& nccl, size_t bytes);
   ~FusionBuffer();
   FusionBuffer(const FusionBuffer&) = delete;
@@ -60,7 +60,8 @@ class FusionBuffer {
 
   cuda::Address address() const { return address_; }
   bool is_from_nccl() const { return !plain_; }
-  // Copies a list's tensors to the buffer, and results from the buffer to the list's outputs.
+  // `Pack` copies the tensors of a list to the buffer. `Unpack` copies the results from the buffer
+  // to the outputs of the list.
   void Pack(const device::List& list, cuda::Stream* stream) const;
   void Unpack(const device::List& list, cuda::Stream* stream) const;
 
@@ -70,8 +71,8 @@ class FusionBuffer {
   const Gpu& gpu_;
   const KernelModule& kernels_;
   NcclGroup& nccl_;
-  const DeviceMemory ended_;             // zero, so that kernels never give up
-  std::unique_ptr<DeviceMemory> plain_;  // if NCCL cannot allocate
+  const DeviceMemory ended_;             // always 0, so that kernels never give up
+  std::unique_ptr<DeviceMemory> plain_;  // the buffer, if NCCL cannot allocate it
   cuda::Address address_ = 0;
 };
 

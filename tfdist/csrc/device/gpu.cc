@@ -12,15 +12,16 @@ namespace {
 
 constexpr char kSystems[] = "libcuda.so.1";
 
-// CUDA_ERROR_ECC_UNCORRECTABLE, _ILLEGAL_ADDRESS, _LAUNCH_TIMEOUT, _ASSERT, and
-// _HARDWARE_STACK_ERROR to _LAUNCH_FAILED.
+// CUDA_ERROR_ECC_UNCORRECTABLE, CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_LAUNCH_TIMEOUT,
+// CUDA_ERROR_ASSERT, and all errors from CUDA_ERROR_HARDWARE_STACK_ERROR to
+// CUDA_ERROR_LAUNCH_FAILED.
 constexpr Result kSticky[] = {214, 700, 702, 710, 714, 715, 716, 717, 718, 719};
 
 std::string VersionOf(int number) {
   return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10);
 }
 
-// Whether a process can no longer use its GPUs after this error.
+// Returns whether this process can no longer use its GPUs after this error.
 bool IsSticky(Result result) {
   return std::find(std::begin(kSticky), std::end(kSticky), result) != std::end(kSticky);
 }
@@ -134,7 +135,7 @@ void Gpu::ReachInto(int number) const {
   TFDIST_CALL(cuDevicePrimaryCtxRetain, &reached, other);
   Use();
   const cuda::Result result = Load().cuCtxEnablePeerAccess(reached, 0);
-  Load().cuDevicePrimaryCtxRelease_v2(other);  // a Gpu of the communicator still holds it
+  Load().cuDevicePrimaryCtxRelease_v2(other);  // a Gpu of the communicator still retains it
   if (result != cuda::kPeerAccessIsEnabled) cuda::Check(result, "cuCtxEnablePeerAccess");
 }
 
@@ -199,7 +200,7 @@ RegisteredMemory::RegisteredMemory(const Gpu& gpu, void* data, size_t bytes) : g
   gpu_.Use();
   const cuda::Result result =
       Load().cuMemHostRegister_v2(data, bytes, cuda::kPortable | cuda::kMapped);
-  // Another GPU of this process may have registered it.
+  // Another GPU of this process may already have registered this memory.
   if (result != cuda::kMemoryIsRegistered) {
     cuda::Check(result, "cuMemHostRegister_v2");
     registered_ = data;

@@ -1,4 +1,4 @@
-// The CUDA driver, loaded at run time: GPUs, memory and modules.
+// The CUDA driver, which is loaded at run time, and the resources of a GPU.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +10,8 @@
 
 #include "error.h"
 
-// The CUDA driver functions in use, loaded at run time. Compilation needs no part of CUDA, and the
-// machine's own driver is used.
+// The CUDA driver functions that the core uses. They are loaded at run time. The compilation
+// therefore does not need CUDA, and each machine uses its own driver.
 
 namespace tfdist::cuda {
 
@@ -24,25 +24,25 @@ using Result = int;                  // CUresult
 using Device = int;                  // CUdevice
 using Address = unsigned long long;  // CUdeviceptr
 
-// CUipcMemHandle: lets another process of the host open an allocation.
+// CUipcMemHandle: lets another process of the host open an allocation of this process.
 struct IpcHandle {
   char bytes[64];
 };
 
-// Constants of CUDA 11 to 13.
+// Constants that are the same in CUDA 11 to 13.
 constexpr Result kSuccess = 0;
 constexpr Result kNotReady = 600;             // CUDA_ERROR_NOT_READY
 constexpr Result kPeerAccessIsEnabled = 704;  // CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
 constexpr Result kMemoryIsRegistered = 712;   // CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED
 constexpr unsigned kNonBlocking = 1;          // CU_STREAM_NON_BLOCKING
 constexpr unsigned kNoTiming = 2;             // CU_EVENT_DISABLE_TIMING
-// CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTALLOC_DEVICEMAP; the same numbers register memory.
+// CU_MEMHOSTALLOC_PORTABLE and CU_MEMHOSTALLOC_DEVICEMAP. cuMemHostRegister uses the same numbers.
 constexpr unsigned kPortable = 1, kMapped = 2;
 constexpr unsigned kLazyPeerAccess = 1;  // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 constexpr int kMajor = 75, kMinor = 76;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
 constexpr int kStreamWaits = 122;        // CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
 constexpr unsigned kReached =
-    0;  // CU_STREAM_WAIT_VALUE_GEQ: until the difference, as an int64, is not negative
+    0;  // CU_STREAM_WAIT_VALUE_GEQ: waits until word - value, as an int64, is not negative
 constexpr int kOldestDriver = 12000;  // as returned by cuDriverGetVersion
 
 // CUuuid: identifies a GPU across processes.
@@ -50,7 +50,7 @@ struct Uuid {
   char bytes[16];
 };
 
-// Name and parameters. All return a Result.
+// For each function: its name and parameters. All functions return a Result.
 #define TFDIST_CUDA(F)                                                                      \
   F(cuInit, (unsigned))                                                                     \
   F(cuDriverGetVersion, (int*))                                                             \
@@ -93,7 +93,7 @@ struct Uuid {
   F(cuIpcGetMemHandle, (IpcHandle*, Address))                                               \
   F(cuIpcOpenMemHandle_v2, (Address*, IpcHandle, unsigned))                                 \
   F(cuIpcCloseMemHandle, (Address))
-// Null if the driver lacks the function.
+// These functions are null if the driver lacks them.
 #define TFDIST_CUDA_IF_PRESENT(F) F(cuStreamWaitValue64_v2, (Stream*, Address, uint64_t, unsigned))
 
 struct Driver {
@@ -104,9 +104,10 @@ struct Driver {
   int version = 0;  // such as 12040
 };
 
-// Returns the process-wide driver. Args: its library, which only the first call selects; "" for the
-// system's. Throws Error(kInvalidArgument) if there is no usable driver, naming the missing
-// function or library.
+// Returns the driver of this process. Throws Error(kInvalidArgument) if there is no usable driver.
+// The message names the missing function or library.
+// Args: library: the path of the driver's library, or "" for the system's library. Only the first
+// call uses this argument.
 const Driver& Load(const std::string& library = "");
 
 // Conversions between device addresses and pointers.
@@ -116,50 +117,53 @@ T* PointerTo(Address address) {
   return reinterpret_cast<T*>(static_cast<uintptr_t>(address));
 }
 
-// Throws Error(kInternal) with the driver's name for the error if the call failed.
+// Throws Error(kInternal) with the driver's name for the error if a call has failed.
 void Check(Result result, const char* function);
 
 }  // namespace tfdist::cuda
 
 namespace tfdist {
 
-// The numbers of threads and blocks that share a kernel's work.
+// The numbers of threads and blocks among which the work of a kernel is divided.
 
 constexpr unsigned kKernelThreads = 512;
-// For kernels that wait for no other rank: from 256 blocks on, a kernel on an H100 moves memory
-// about as fast as a memory copy.
+// The maximum number of blocks for kernels that do not wait for other ranks. With 256 blocks or
+// more, a kernel on an H100 moves memory about as fast as a memory copy.
 constexpr uint64_t kMaxBlocksAlone = 512;
 
-// The number of blocks for a number of vectors; the same on all ranks, regardless of their GPUs.
+// Returns the number of blocks for this number of vectors. It is the same on all ranks, even if
+// they have different GPUs.
 inline unsigned BlocksFor(uint64_t vectors, uint64_t max_blocks) {
   const uint64_t wanted = (vectors + kKernelThreads - 1) / kKernelThreads;
   return static_cast<unsigned>(std::clamp<uint64_t>(wanted, 1, max_blocks));
 }
 
-// A GPU and its resources: memory, streams, events, kernels. Each frees its own allocations.
+// A GPU. The classes below are its resources: memory, streams, events and kernels. Each of them
+// frees what it has allocated.
 class Gpu {
  public:
-  // Args: its number among the GPUs visible to this process. Uses the same context as TensorFlow.
+  // Uses the same context as TensorFlow.
+  // Args: number: the index of the GPU among the GPUs visible to this process.
   explicit Gpu(int number);
   ~Gpu();
   Gpu(const Gpu&) = delete;
   Gpu& operator=(const Gpu&) = delete;
 
-  // Makes this thread's driver calls address this GPU.
+  // Makes the driver calls of this thread use this GPU.
   void Use() const;
-  // Variant for destructors, which cannot handle an error.
+  // Like `Use`, but ignores errors. For destructors, which cannot handle an error.
   void UseIfPossible() const noexcept;
   const std::string& name() const { return name_; }
-  // The architecture that its kernels are compiled for, such as "sm_90".
+  // Returns the architecture for which the kernels must be compiled, such as "sm_90".
   const std::string& architecture() const { return architecture_; }
-  // Unique among all GPUs.
+  // Returns an identifier that is unique among all GPUs.
   const cuda::Uuid& uuid() const { return uuid_; }
-  // Whether the GPU's streams can wait for words in memory.
+  // Returns whether the streams of this GPU can wait for words in memory.
   bool has_stream_waits() const { return has_stream_waits_; }
-  // Lets work on this GPU access the memory of another GPU of this process. Throws Error if it
-  // cannot.
+  // Allows work on this GPU to access the memory of another GPU of this process. Throws Error if
+  // this is impossible.
   void ReachInto(int number) const;
-  // Its location in the host; all partitions of a GPU share one location.
+  // Returns the location of the GPU in its host. All partitions of a GPU have the same location.
   const std::string& place() const { return place_; }
 
  private:
@@ -172,12 +176,13 @@ class Gpu {
   bool has_stream_waits_ = false;
 };
 
-// Returns the error for insufficient GPU memory. Args: the purpose of the bytes, the setting that
-// reduces them, and the driver's error.
+// Returns the error for insufficient memory on a GPU.
+// Args: bytes: the size of the requested memory; purpose: the purpose of this memory; setting: the
+// setting that reduces this size; error: the error of the driver.
 Error NoRoom(const Gpu& gpu, size_t bytes, const std::string& purpose, const std::string& setting,
              const Error& error);
 
-// Zero-filled memory on the GPU.
+// Memory on a GPU. It is initially filled with zeros.
 class DeviceMemory {
  public:
   DeviceMemory(const Gpu& gpu, size_t bytes);
@@ -194,7 +199,7 @@ class DeviceMemory {
   cuda::Address address_ = 0;
 };
 
-// Memory of another process on a GPU of this host.
+// Memory that another process has allocated on a GPU of this host.
 class PeerMemory {
  public:
   PeerMemory(const Gpu& gpu, const cuda::IpcHandle& handle);
@@ -209,7 +214,7 @@ class PeerMemory {
   cuda::Address address_ = 0;
 };
 
-// Zero-filled host memory that the GPU can access.
+// Host memory that a GPU can access. It is initially filled with zeros.
 class MappedMemory {
  public:
   MappedMemory(const Gpu& gpu, size_t bytes);
@@ -226,7 +231,7 @@ class MappedMemory {
   cuda::Address address_ = 0;
 };
 
-// Makes existing host memory accessible to a GPU.
+// Existing host memory that is made accessible to a GPU.
 class RegisteredMemory {
  public:
   RegisteredMemory(const Gpu& gpu, void* data, size_t bytes);
@@ -238,12 +243,12 @@ class RegisteredMemory {
 
  private:
   const Gpu& gpu_;
-  void* registered_ = nullptr;  // null if another object registered it
+  void* registered_ = nullptr;  // null if another object has registered the memory
   cuda::Address address_ = 0;
 };
 
-// Runs its work in order, concurrently with other streams and with higher priority if the GPU
-// supports it.
+// A stream of a GPU. It runs its work in order, concurrently with other streams. If the GPU
+// supports priorities, it has a higher priority than other streams.
 class DeviceStream {
  public:
   explicit DeviceStream(const Gpu& gpu);
@@ -252,10 +257,10 @@ class DeviceStream {
   DeviceStream& operator=(const DeviceStream&) = delete;
 
   cuda::Stream* get() const { return stream_; }
-  // Copies to, from or within a GPU. Only copies of `MappedMemory` on the host run concurrently
-  // with other work.
+  // Queues a copy to a GPU, from a GPU, or within a GPU. A copy to or from host memory runs
+  // concurrently with other work only if this memory is a `MappedMemory`.
   void Copy(cuda::Address to, cuda::Address from, size_t bytes) const;
-  // Waits for all queued work.
+  // Waits until all queued work has finished.
   void Synchronize() const;
 
  private:
@@ -263,7 +268,7 @@ class DeviceStream {
   cuda::Stream* stream_ = nullptr;
 };
 
-// Whether an event has passed; the thread must use its GPU.
+// Returns whether an event has passed. The thread must already use the GPU of this event.
 bool EventHasPassed(cuda::Event* event);
 
 // A point in a stream.
@@ -275,7 +280,7 @@ class DeviceEvent {
   DeviceEvent& operator=(const DeviceEvent&) = delete;
 
   void Record(cuda::Stream* stream);
-  // Makes later work of the stream run after this point.
+  // Makes all work that is queued in `stream` after this call wait for this point.
   void HoldBack(cuda::Stream* stream) const;
   bool HasPassed() const;
   cuda::Event* get() const { return event_; }
@@ -285,16 +290,18 @@ class DeviceEvent {
   cuda::Event* event_ = nullptr;
 };
 
-// Compiled kernels, all loaded at once: loading a kernel while others wait for it would deadlock.
+// Compiled kernels. All of them are loaded at the same time, in advance: loading a kernel while
+// other kernels wait for it would cause a deadlock.
 class KernelModule {
  public:
-  // Args: a binary for the GPU's architecture, and the names of its kernels.
+  // Args: binary: code for the architecture of the GPU; names: the names of the kernels in this
+  // code.
   KernelModule(const Gpu& gpu, const void* binary, const char* const* names, size_t count);
   ~KernelModule();
   KernelModule(const KernelModule&) = delete;
   KernelModule& operator=(const KernelModule&) = delete;
 
-  // Launches a kernel in a stream, with the arguments that it declares.
+  // Launches a kernel in a stream. The arguments must have the types that the kernel declares.
   template <typename... Arguments>
   void Launch(const std::string& name, unsigned blocks, unsigned threads, cuda::Stream* stream,
               Arguments... arguments) const {
@@ -311,13 +318,13 @@ class KernelModule {
   std::unordered_map<std::string, cuda::Function*> functions_;
 };
 
-// Memory kept between operations, which grows on demand.
+// Memory that is kept between operations, and that grows on demand.
 //
 // Args: Memory: DeviceMemory or MappedMemory.
 template <typename Memory>
 class Growing {
  public:
-  // At least `bytes` uninitialized bytes, valid until the next call.
+  // Returns at least `bytes` bytes of uninitialized memory. It is valid until the next call.
   const Memory& Take(const Gpu& gpu, size_t bytes) {
     if (!memory_ || bytes > bytes_) {
       memory_ = nullptr;

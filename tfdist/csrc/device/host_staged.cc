@@ -18,10 +18,10 @@
 namespace tfdist {
 namespace {
 
-// Chunks in transit: while one is copied, the host waits for the other one and synchronizes with
-// the other rank.
+// The number of chunks in transit. While one chunk is copied, the host waits for the other chunk
+// and synchronizes with the other rank.
 constexpr size_t kInTransit = 2;
-// The number of slots in both staging buffers together; the chunks use them cyclically.
+// The number of slots in both staging buffers together. The chunks use the slots in turn.
 constexpr size_t kSlots = 2 * kInTransit;
 
 bool Sends(const Operation& operation) { return operation.fingerprint.kind == Kind::kSend; }
@@ -39,9 +39,10 @@ MessageCopies::MessageCopies(DeviceRank& rank, size_t buffer_bytes, Guard& guard
   for (size_t slot = 0; slot < kSlots; ++slot) copied_.emplace_back(*rank.gpu);
 }
 
-// The ranks synchronize once per chunk c: the sender arrives after writing c, the receiver after
-// reading c - 2. That frees the slot of c + 2, which held c - 2. At first, all slots are free: the
-// receiver has arrived for this message, so it has read all of the previous one.
+// The ranks synchronize once for each chunk c: the sender after it has written chunk c, the
+// receiver after it has read chunk c - 2. Then the slot of chunk c - 2 is free, and the sender may
+// write chunk c + 2 to this slot. At first, all slots are free: the receiver has arrived for this
+// message, so it has read all of the previous message.
 void MessageCopies::Run(Fabric& fabric, const Operation& operation, cuda::Address staging) {
   const size_t count = (BytesOf(operation) + slot_bytes_ - 1) / slot_bytes_;
   const auto synchronize = [&] {
@@ -121,8 +122,8 @@ void ExactShares::Begin(const DeviceRank& rank, cuda::Address memory) {
   memory_ = memory;
 }
 
-// Calls `use(tensor)` for each contiguous range of a share. Tensors are not packed: each range is a
-// message.
+// Calls `use(tensor)` for each contiguous piece of a share. The pieces are not packed: each piece
+// is sent as a separate message.
 template <typename Use>
 void ExactShares::ForTensors(size_t place, Use use) const {
   const size_t first = Begins(place), behind = first + Size(place);
@@ -151,7 +152,7 @@ void ExactShares::ExchangeValues() const {
   }
 }
 
-// Sums into the first rank's slot, by the kernel that reduces staging buffers.
+// Sums the values into slot 0, with the kernel that reduces staging buffers.
 void ExactShares::AddUp(cuda::Address ended) const {
   if (ranks_.size() == 1 || !HasShare()) return;
   device::Staging staging{};
@@ -195,8 +196,8 @@ namespace {
 
 constexpr size_t kChunkBytes = size_t{4} << 20;
 
-// Reduces the inputs of this process's GPUs into the first input. For a mean, this divides by the
-// number of GPUs; the host's collective divides by the number of processes.
+// Reduces the inputs of this process's GPUs into the first input. For a mean, the result is divided
+// by the number of GPUs. The collective on the host later divides it by the number of processes.
 void ReduceInto(char* first, const std::vector<const void*>& all, size_t bytes,
                 const Fingerprint& asked) {
   if (all.size() == 1) return;
@@ -205,7 +206,7 @@ void ReduceInto(char* first, const std::vector<const void*>& all, size_t bytes,
           bytes / SizeOf(asked.type), first});
 }
 
-// Returns the number of rows of each process, over all of its GPUs.
+// Returns the number of rows of each process, which is the sum over its GPUs.
 std::vector<size_t> OfProcesses(const std::vector<size_t>& rows, size_t gpus) {
   std::vector<size_t> sums(rows.size() / gpus);
   for (size_t rank = 0; rank < rows.size(); ++rank) sums[rank / gpus] += rows[rank];
@@ -272,7 +273,8 @@ void HostStaged::Run(const Operation& operation, const Parts& parts, const OnHos
       Whole(operation, parts, on_host);
     }
   } catch (...) {
-    // Copies of reduced data to the GPU are pending, and the operation owns their memory.
+    // Copies of reduced data to the GPU may be pending. They use memory of the operation, so they
+    // must end first.
     for (const auto& lane : lanes_) {
       SettleSoon(lane->down.get(), lane->fetched);
       SettleSoon(lane->up.get(), lane->returned);
@@ -286,7 +288,8 @@ void HostStaged::InChunks(const Operation& operation, const Parts& parts, const 
   const size_t count = (bytes + kChunkBytes - 1) / kChunkBytes;
   const auto size = [&](size_t k) { return std::min(kChunkBytes, bytes - k * kChunkBytes); };
   const auto fetch = [&](size_t k) {
-    // All GPUs copy the result from the first GPU's chunk, so all of these copies must have ended.
+    // All GPUs copy the result from the chunk of the first GPU. This chunk may be overwritten only
+    // when all of these copies have ended.
     for (const auto& lane : lanes_) Await(lane->chunks[k % kChunks]->returned, guard_);
     for (size_t i = 0; i < lanes_.size(); ++i) {
       Lane::Chunk& chunk = *lanes_[i]->chunks[k % kChunks];
@@ -296,7 +299,8 @@ void HostStaged::InChunks(const Operation& operation, const Parts& parts, const 
     }
   };
   if (count == 0) {
-    // The other ranks may have more data: joining with none reports the mismatch to them.
+    // The other ranks may have data. This rank joins the collective without data, so that the other
+    // ranks notice the mismatch.
     Operation nothing;
     nothing.fingerprint = operation.fingerprint;
     return on_host(nothing);
@@ -340,7 +344,7 @@ void HostStaged::Whole(const Operation& operation, const Parts& parts, const OnH
   BufferList left;  // the compression's residual
   char* error = nullptr;
   if (operation.compression) {
-    // If there are several GPUs, they share the first GPU's residual.
+    // If the process has several GPUs, all of them use the residual of the first GPU.
     left = first.compression->error;
     error = Take(error_, left.bytes());
     lanes_[0]->Fetch(left.Const(), 0, left.bytes(), error);
@@ -383,7 +387,8 @@ char* HostStaged::Take(Growing<MappedMemory>& memory, size_t bytes) const {
   return static_cast<char*>(memory.Take(lanes_[0]->gpu, bytes).data());
 }
 
-// Fetches the inputs of all GPUs consecutively; for a broadcast, only the root's input.
+// Copies the inputs of all GPUs to consecutive host memory. For a broadcast, copies only the root's
+// input.
 char* HostStaged::FetchAll(const Operation& operation, const Parts& parts, size_t* bytes) {
   std::vector<size_t> which(parts.size());
   std::iota(which.begin(), which.end(), size_t{0});
@@ -400,7 +405,7 @@ char* HostStaged::FetchAll(const Operation& operation, const Parts& parts, size_
   return in;
 }
 
-// Combines the parts of several GPUs into one operation of the process.
+// Combines the parts of several GPUs into one operation of this process.
 void HostStaged::Join(const Parts& parts, char* in, size_t* bytes, Operation* staged) const {
   Fingerprint& asked = staged->fingerprint;
   switch (asked.kind) {

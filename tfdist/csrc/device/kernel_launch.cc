@@ -25,11 +25,11 @@ namespace {
 
 using device::List;
 
-// A longer or infinite timeout would overflow the kernels' clock.
+// A longer timeout, or an infinite one, would overflow the clock of the kernels.
 constexpr double kMaxSeconds = 1e9;
-// If streams wait, at most twice this many lists are pending. Each list takes two barriers. Their
-// total must stay below the capacity of a driver's queue: otherwise a launch would block, and
-// nothing could end that wait.
+// If streams wait, at most twice this number of lists are pending. Each list needs two barriers.
+// The total number of barriers must stay below the capacity of the driver's queue. Otherwise a
+// launch would block, and nothing could end this wait.
 constexpr size_t kListsOfRoom = 4;
 static_assert(2 * 2 * kListsOfRoom < StreamBarriers::kMax);
 
@@ -127,7 +127,7 @@ void KernelAllReduce::SyncRanks(cuda::Stream* stream) {
   }
   kernels.Launch("tfdist_signal", 1, device::kMaxRanks, stream, barrier_, waiting_);
   setup_.stream_barriers->Await(barrier_.number, stream);
-  // Later kernels of the stream thus see whether the wait was aborted.
+  // This lets later kernels of the stream see whether the wait was aborted.
   const cuda::Result result =
       cuda::Load().cuMemcpyAsync(ended_.address(), host_.address(), sizeof(uint64_t), stream);
   cuda::Check(result, "cuMemcpyAsync");
@@ -161,9 +161,10 @@ device::Outcome KernelAllReduce::outcome() const {
 
 namespace {
 
-// Few threads per block, so that a batch's blocks spread over all multiprocessors.
+// There are few threads in a block, so that the blocks of a batch are spread over all
+// multiprocessors.
 constexpr unsigned kThreads = 128;
-constexpr unsigned kThreadsOfBlock = 16;  // per block of encoded values
+constexpr unsigned kThreadsOfBlock = 16;  // number of threads for a block of encoded values
 constexpr size_t kMaxBlocks = 4096;
 
 std::string NameOf(const Codec& codec) {
@@ -356,7 +357,8 @@ void KernelSelect::Begin(uint32_t magnitude, cuda::Address scratch) {
     next += words;
     return taken;
   };
-  // Tallies are first, because they consist of two words and need the alignment of both.
+  // The tallies are first, because each tally consists of two words and must be aligned to two
+  // words.
   cuts_.tallies = reinterpret_cast<device::Tally*>(take(kWordsOfTally * tiles_));
   cuts_.magnitudes = take(tensors_);
   cuts_.equals = take(tensors_);

@@ -1,4 +1,4 @@
-// Launches of the kernels.
+// Launches tfdist's own kernels.
 #pragma once
 
 #include <cstddef>
@@ -20,24 +20,24 @@
 
 namespace tfdist {
 
-// The names of all kernels, for a `KernelModule`.
+// Returns the names of all kernels, for a `KernelModule`.
 std::vector<const char*> KernelNames();
 
-// The names of the kernels of `KernelAllReduce`.
+// Returns the names of the kernels that `KernelAllReduce` uses.
 std::vector<const char*> AllReduceKernelNames();
 
-// An all-reduce among the GPUs of one host with tfdist's own kernels, which read each other's
-// memory. The ranks synchronize either in kernels that wait, or between kernels by streams that
-// wait.
+// Runs all-reduces among the GPUs of one host with tfdist's own kernels, which read the memory of
+// the other GPUs. The ranks synchronize in one of two ways: kernels wait for other ranks, or
+// streams wait between two kernels.
 class KernelAllReduce {
  public:
-  // One tensor of a bucket and the address of its result; on the GPU.
+  // A tensor of a bucket, and the address of its result. Both are on the GPU.
   struct Tensor {
     cuda::Address in;
     cuda::Address out;
     size_t bytes;
   };
-  // The memory of a rank that the other ranks access.
+  // The memory of a rank that other ranks access.
   struct Shared {
     cuda::Address staging;  // `StagingBytes` bytes
     cuda::Address words;    // kWordBytes
@@ -46,27 +46,31 @@ class KernelAllReduce {
     const Gpu* gpu;
     const KernelModule* kernels;
     uint32_t rank;
-    std::vector<Shared> ranks;  // as this rank sees them; at most kMaxRanks
-    size_t buffer_bytes;        // of each of two buffers: a multiple of 16, the same on all ranks
-    size_t one_shot_bytes = 1 << 16;  // buckets up to this size are reduced in one shot; untuned
-    double timeout_seconds = 600;     // of each wait of a kernel, and of `Launch`
-    StreamBarriers* stream_barriers = nullptr;  // set if streams wait instead of kernels
+    std::vector<Shared> ranks;  // addresses for this rank's GPU; at most kMaxRanks
+    // The size of each of the two buffers. It is a multiple of 16, and the same on all ranks.
+    size_t buffer_bytes;
+    // Buckets up to this size are reduced in one shot. The default has not been tuned.
+    size_t one_shot_bytes = 1 << 16;
+    // The time limit of each wait of a kernel, and of `Launch`.
+    double timeout_seconds = 600;
+    // Null unless streams wait instead of kernels.
+    StreamBarriers* stream_barriers = nullptr;
   };
   static constexpr size_t kWordBytes = device::kBarrierWords * sizeof(uint64_t);
   static constexpr size_t StagingBytes(size_t buffer_bytes) { return 2 * buffer_bytes; }
 
   explicit KernelAllReduce(Setup setup);
 
-  // Queues a reduction of tensors, which must have the same sizes on all ranks. Returns at once,
-  // except if streams wait: then this call first waits until few launches are pending, or until the
-  // guard ends the wait.
+  // Queues a reduction of tensors, which must have the same sizes on all ranks. If kernels wait,
+  // returns immediately. If streams wait, first waits until only a few launches are pending, or
+  // until the guard ends this wait.
   void Launch(const std::vector<Tensor>& tensors, DType type, ReduceOp op, cuda::Stream* stream,
               Guard& guard);
 
-  // Ends all waits and disables work that has not begun; may be called from any thread.
+  // Ends all waits, and disables work that has not begun. May be called from any thread.
   void Abort() noexcept;
-  // The outcome of the waits: if a wait has failed, later launches had no effect. Final once the
-  // stream has finished its work.
+  // Returns the outcome of the waits. If a wait has failed, later launches have had no effect. The
+  // outcome is final when the stream has finished its work.
   device::Outcome outcome() const;
 
  private:
@@ -76,20 +80,20 @@ class KernelAllReduce {
 
   const Setup setup_;
   MappedMemory host_;   // two words: whether to give up, and the outcome
-  DeviceMemory ended_;  // a word: whether there is an outcome
-  DeviceStream aside_;  // to write that word while kernels wait
+  DeviceMemory ended_;  // one word: whether there is an outcome
+  DeviceStream aside_;  // writes to `ended_` while kernels wait
   device::Waiting waiting_{};
   device::Staging staging_{};
   device::KernelBarrier barrier_{};
   size_t turn_ = 0;
-  DeviceEvent room_;  // recorded some launches ago, if streams wait
+  DeviceEvent room_;  // if streams wait: recorded some launches ago
   size_t launches_ = 0;
 };
 
-// The names of the kernels of `KernelCodec`.
+// Returns the names of the kernels that `KernelCodec` uses.
 std::vector<const char*> CodecKernelNames();
 
-// Encodes, sums and decodes with kernels. All memory is on the GPU.
+// Encodes, sums and decodes values with kernels. All memory is on the GPU.
 class KernelCodec {
  public:
   KernelCodec(const KernelModule& kernels, cuda::Stream* stream)
@@ -98,15 +102,16 @@ class KernelCodec {
     return device::kRooms * values * sizeof(float);
   }
 
-  // Each call queues its work in the stream and returns at once. Args: error: empty for no error
-  // feedback; room: `RoomBytes` of the number of values.
+  // Each function queues its work in the stream and returns immediately.
+  // Args: error: the residual, or an empty place if there is no error feedback; room: `RoomBytes`
+  // bytes for the number of values.
   void Encode(const device::Batch& batch, const device::Place& in, const device::Place& error,
               cuda::Address room, cuda::Address to) const;
   void Decode(const Codec& codec, size_t count, cuda::Address from, const device::Place& out,
               cuda::Address room) const;
-  // Sums all ranks' values, where this rank's own values are in `in`. Encodes the sums with the
-  // batch's codec, and decodes them into `out`. Args: votes: whether a sum is the sign of the
-  // majority.
+  // Sums the values of all ranks. The values of this rank are in `in`, and are not encoded. Encodes
+  // the sums with the codec of the batch, and decodes them into `out`.
+  // Args: votes: whether a sum is replaced with the sign of the majority.
   void Sum(const device::Batch& batch, const device::Arrived& arrived, bool votes,
            const device::Place& in, const device::Place& error, const device::Place& out,
            cuda::Address room, cuda::Address to) const;
@@ -119,21 +124,21 @@ class KernelCodec {
   cuda::Stream* const stream_;
 };
 
-// The names of the kernels of `KernelScatter`.
+// Returns the names of the kernels that `KernelScatter` uses.
 std::vector<const char*> ScatterKernelNames();
 
-// Sums the rows of all ranks into tensors with kernels, bit-identical to the processor. All memory
-// is on the GPU.
+// Sums the rows of all ranks into tensors with kernels. The results have the same bits as on the
+// CPU. All memory is on the GPU.
 class KernelScatter {
  public:
-  // Args: ranks: the number of ranks; each rank's rows are consecutive.
+  // Args: ranks: the number of ranks. The rows of each rank are consecutive.
   KernelScatter(const Gpu& gpu, const KernelModule& kernels, cuda::Stream* stream, size_t ranks)
       : gpu_(gpu), kernels_(kernels), stream_(stream), ranks_(ranks) {}
 
-  // Memory needed until the stream has finished its work.
+  // Returns the size of the memory that is needed until the stream has finished its work.
   size_t ScratchBytes() const;
-  // Queues the work of `SumRows` and returns at once. Invalid rows, such as an index out of range,
-  // make all sums NaN.
+  // Queues the same work that `SumRows` does on the CPU, and returns immediately. If rows are
+  // invalid, for example because an index is out of range, all sums become NaN.
   void Sum(const Row* rows, size_t count, const std::vector<RowSums>& tensors,
            cuda::Address scratch) const;
 
@@ -144,27 +149,30 @@ class KernelScatter {
   const size_t ranks_;
 };
 
-// The names of the kernels of `KernelSelect`.
+// Returns the names of the kernels that `KernelSelect` uses.
 std::vector<const char*> SelectKernelNames();
 
-// Selects the values of a sparse gradient with kernels, bit-identical to the processor. All memory
-// is on the GPU.
+// Selects the values of a sparse gradient with kernels. The results have the same bits as on the
+// CPU. All memory is on the GPU.
 class KernelSelect {
  public:
-  // Args: all: the candidates of each tensor; fewer than `kMaxCandidates` in total.
+  // Args: all: the candidates of each tensor. In total, there are fewer than `kMaxCandidates` of
+  // them.
   KernelSelect(const Gpu& gpu, const KernelModule& kernels, cuda::Stream* stream,
                const std::vector<Candidates>& all);
 
-  // Memory needed from the first call until the stream has finished the work of the last one.
+  // Returns the size of the memory that is needed from the first call until the stream has finished
+  // the work of the last call.
   size_t ScratchBytes() const;
 
-  // Queues the update of the residuals and the selection, as in `SelectLargest` and `SelectAbove`,
-  // and returns at once. Args: selected: the number of values to select from each tensor.
+  // These functions queue the update of the residuals and the selection, as in `SelectLargest` and
+  // `SelectAbove`, and return immediately.
+  // Args: selected: the number of values to select from each tensor.
   void FindLargest(const std::vector<size_t>& selected, cuda::Address scratch);
   void FindAbove(float threshold, cuda::Address scratch);
-  // The address of the resulting number of rows, a uint32.
+  // Returns the address of the number of selected rows, a uint32.
   cuda::Address rows() const { return cuda::AddressOf(cuts_.all_rows); }
-  // Queues the removal of the selected values, as in `TakeRows`.
+  // Queues the same work that `TakeRows` does on the CPU.
   void Take(Row* rows);
 
  private:
@@ -180,7 +188,7 @@ class KernelSelect {
   std::vector<device::Sources> lists_;
   uint32_t tensors_ = 0;
   size_t tiles_ = 0;
-  bool keeps_ = false;  // whether unsent values are kept
+  bool keeps_ = false;  // whether values that are not selected are kept
   device::Cuts cuts_{};
 };
 

@@ -21,7 +21,7 @@ constexpr auto kLook = std::chrono::milliseconds(20);
 
 LaunchOrder& LaunchOrder::Of(int gpu) {
   static std::mutex mutex;
-  // Never destroyed: threads may still use it while the process ends.
+  // Never destroyed, because threads may still use it while the process ends.
   static auto& all = *new std::map<int, LaunchOrder>;
   const std::lock_guard<std::mutex> lock(mutex);
   return all[gpu];
@@ -48,7 +48,8 @@ void LaunchOrder::Turn::Settle(size_t largest) {
   order_.changed_.notify_all();
 }
 
-// A proposed number only grows until it is settled, so the smallest number stays the smallest.
+// When an operation is settled, its number can only grow. An operation that already has the
+// smallest number therefore stays the first one.
 void LaunchOrder::Turn::Await(Guard& guard, double seconds) {
   const auto begin = Clock::now();
   std::unique_lock<std::mutex> lock(order_.mutex_);

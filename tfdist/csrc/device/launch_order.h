@@ -1,4 +1,4 @@
-// The launch order of operations on the GPUs of a process.
+// The order in which the GPUs of a process launch their operations.
 #pragma once
 
 #include <atomic>
@@ -19,8 +19,8 @@
 
 namespace tfdist {
 
-// Guards the waits of concurrent calls for several GPUs of a process that wait for each other: once
-// one call fails, ends the waits of all calls.
+// The guard of concurrent calls for several GPUs of a process, which wait for each other. When one
+// of the calls fails, this guard ends the waits of all calls.
 class Siblings : public Guard {
  public:
   explicit Siblings(Guard& outer) : outer_(outer) {}
@@ -35,8 +35,9 @@ class Siblings : public Guard {
   std::atomic<bool> failed_{false};
 };
 
-// Calls a function concurrently for each of `count` GPUs. Throws the error of the first failed
-// call, if any. Args: siblings: the guard of the calls, which is informed of a failure.
+// Calls a function concurrently for each of `count` GPUs. If a call fails, throws the error of the
+// call that failed first.
+// Args: siblings: the guard of the calls. It is notified when a call fails.
 inline void AtOnce(size_t count, const std::function<void(size_t)>& call,
                    Siblings* siblings = nullptr) {
   if (count == 1) return call(0);
@@ -63,31 +64,33 @@ inline void AtOnce(size_t count, const std::function<void(size_t)>& call,
   if (error) std::rethrow_exception(error);
 }
 
-// The launch order of communicators' operations that wait for other GPUs: the same on all GPUs.
-// Otherwise each of two GPUs might first run an operation that waits for the other GPU's second
-// one.
+// The order in which a GPU launches operations that wait for other GPUs. The order is the same on
+// all GPUs. Otherwise, each of two GPUs could first run an operation that waits for the second
+// operation of the other GPU.
 //
-// Once all ranks of an operation have arrived, each proposes a number, and the operation takes the
-// largest. A GPU launches the operations of all its communicators by their numbers. Source: Skeen's
-// algorithm, in Birman and Joseph, "Reliable communication in the presence of failures", 1987.
+// When all ranks of an operation have arrived, each rank proposes a number, and the operation gets
+// the largest of these numbers. A GPU launches the operations of all its communicators in the order
+// of their numbers. Source: Skeen's algorithm, in Birman and Joseph, "Reliable communication in the
+// presence of failures", 1987.
 //
-// This class is the order of one GPU.
+// An object of this class is the order of one GPU.
 class LaunchOrder {
  public:
-  // An operation's place in the order, from its proposal until it is launched or abandoned.
+  // The place of an operation in the order, from the proposal of its number until it is launched or
+  // abandoned.
   class Turn {
    public:
-    // Args: the communicator's unique name, the same on all its ranks.
+    // Args: communicator: the unique name of the communicator, which is the same on all its ranks.
     Turn(LaunchOrder& order, const cuda::Uuid& communicator);
     ~Turn();
     Turn(const Turn&) = delete;
     Turn& operator=(const Turn&) = delete;
 
     size_t proposed() const { return number_; }
-    // Args: the largest number proposed by any GPU for the operation.
+    // Args: largest: the largest number that any GPU has proposed for this operation.
     void Settle(size_t largest);
-    // Waits until no other operation can precede this one. Throws Error if the wait times out or
-    // the guard ends it.
+    // Waits until no other operation can precede this operation. Throws Error if the wait takes
+    // longer than `seconds`, or if the guard ends it.
     void Await(Guard& guard, double seconds);
 
    private:
@@ -95,36 +98,37 @@ class LaunchOrder {
     bool IsBefore(const Turn& other) const;
 
     LaunchOrder& order_;
-    const cuda::Uuid communicator_;  // decides between equal numbers
+    const cuda::Uuid communicator_;  // determines the order of equal numbers
     size_t number_ = 0;
   };
 
-  // Returns the order of a GPU of this process.
+  // Returns the launch order of a GPU of this process.
   static LaunchOrder& Of(int gpu);
 
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
   size_t last_ = 0;             // the largest number so far
-  std::vector<Turn*> waiting_;  // turns that have not ended
+  std::vector<Turn*> waiting_;  // the turns that have not ended
 };
 
-// An operation of a process with several GPUs. Each GPU contributes its part when its program
-// reaches the operation.
+// An operation of a process with several GPUs. Each GPU adds its part when its program reaches the
+// operation.
 class Assembly {
  public:
-  // Receives null or the error.
+  // Receives null if the operation succeeded, and the error otherwise.
   using Done = std::function<void(const Error*)>;
 
   explicit Assembly(size_t gpus) : parts_(gpus) {}
 
-  // Adds a GPU's part. `done` is called when the operation ends, or at once if it has ended.
+  // Adds the part of a GPU. `done` is called when the operation ends, or immediately if it has
+  // already ended.
   void Add(size_t gpu, Operation part, Done done);
-  // Waits for all parts, or until `ends` returns true. Returns the parts in the order of the GPUs;
-  // empty if some are missing. Throws Error(kMismatch) if the parts differ, and Error(kUnavailable)
-  // naming a GPU if its part is late.
+  // Waits until all GPUs have added their parts, or until `ends` returns true. Returns the parts in
+  // the order of the GPUs, or an empty list if parts are missing. Throws Error(kMismatch) if the
+  // parts differ, and Error(kUnavailable) with the name of a GPU if its part is late.
   std::vector<Operation> Await(double seconds, const std::function<bool()>& ends);
-  // Reports the outcome to all parts.
+  // Ends the operation, and reports the outcome to all parts.
   void End(const Error* error);
 
  private:
@@ -143,14 +147,15 @@ class Assembly {
   std::optional<Error> error_;
 };
 
-// The operations that some GPUs, but not all, have reached.
+// The operations that some but not all GPUs have reached.
 class Assemblies {
  public:
   explicit Assemblies(size_t gpus) : gpus_(gpus) {}
 
-  // Returns the operation that a GPU has reached, and whether it is the first GPU to reach it.
+  // Returns the operation that a GPU has reached. Sets `*is_first` to whether this GPU is the first
+  // one to reach it.
   std::shared_ptr<Assembly> Next(size_t gpu, bool* is_first);
-  // Stops expecting parts of an operation that has ended.
+  // Forgets an operation that has ended, so that no more parts of it are expected.
   void Drop(const Assembly* ended);
 
  private:

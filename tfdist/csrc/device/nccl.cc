@@ -18,7 +18,8 @@ constexpr int kSharing = 23000;  // the first version that lets ranks share a GP
   throw Error(Code::kInvalidArgument, "The GPUs cannot be used by the native collectives: " + why);
 }
 
-// Versions up to 2.8 are encoded as 2804, later ones as 20900.
+// Returns NCCL's version as a number. NCCL up to 2.8 reports its version in the form 2804; later
+// versions report it in the form 20900, which is also the form of the result.
 int Version(Result (*get)(int*)) {
   int code = 0;
   get(&code);
@@ -26,14 +27,15 @@ int Version(Result (*get)(int*)) {
   return code / 1000 * 10000 + code % 1000 / 100 * 100 + code % 100;
 }
 
-// Describes the NCCL behind a library handle: its version and path.
+// Describes the NCCL library behind a handle: its version and its path.
 std::string Description(void* opened, int version) {
   Dl_info found{};
   dladdr(dlsym(opened, kGetVersion), &found);
   return "NCCL " + VersionOf(version) + " of " + (found.dli_fname ? found.dli_fname : kSystems);
 }
 
-// Two NCCLs in one process would each take memory and threads, and TensorFlow could use either.
+// Refuses a second NCCL library of another version in this process. Each library would take memory
+// and threads, and TensorFlow could use either of them.
 void RefuseSecond(void* other, void* opened, int version) {
   if (!other || other == opened) return;
   const auto get = reinterpret_cast<Result (*)(int*)>(dlsym(other, kGetVersion));
@@ -70,7 +72,7 @@ Library Resolve(const std::function<void*(const char*)>& find, const std::string
   if (!library.function) Refuse(name + " lacks " #function "." + newer);
   TFDIST_NCCL(TFDIST_RESOLVE)
   TFDIST_NCCL_IF_PRESENT(TFDIST_RESOLVE)
-  // Report an old version rather than the functions that it lacks.
+  // If the version is too old, reports the version instead of the functions that it lacks.
   if (library.ncclGetVersion) library.version = Version(library.ncclGetVersion);
   if (library.ncclGetVersion && library.version < kOldest) {
     Refuse(name + " is NCCL " + VersionOf(library.version) + "." + newer);

@@ -1,5 +1,5 @@
-// The NCCL functions in use, loaded at run time. Compilation needs no part of NCCL, and
-// TensorFlow's own NCCL is used.
+// The NCCL functions that the core uses. They are loaded at run time. The compilation therefore
+// does not need NCCL, and the process uses the same NCCL as TensorFlow.
 #pragma once
 
 #include <climits>
@@ -23,7 +23,8 @@ struct UniqueId {
   char bytes[128];
 };
 
-// ncclConfig_t as in 2.17 to 2.24. Newer versions use its size and version, and set the rest.
+// ncclConfig_t as in NCCL 2.17 to 2.24. Newer versions of NCCL read its size and version, and set
+// their additional fields themselves.
 struct Config {
   static constexpr int kUnset = INT_MIN;  // NCCL_CONFIG_UNDEF_INT
 
@@ -44,9 +45,9 @@ constexpr Type kInt8 = 0, kUint8 = 1, kInt32 = 2, kInt64 = 4;
 constexpr Type kFloat16 = 6, kFloat32 = 7, kFloat64 = 8, kBfloat16 = 9;
 constexpr Op kSum = 0, kProduct = 1, kMax = 2, kMin = 3, kMean = 4;
 constexpr int kSymmetric = 1;   // NCCL_WIN_COLL_SYMMETRIC
-constexpr int kOldest = 22100;  // the version of TensorFlow 2.18
+constexpr int kOldest = 22100;  // the version that TensorFlow 2.18 uses
 
-// Name, return type, parameters.
+// For each function: its name, return type and parameters.
 #define TFDIST_NCCL(F)                                                                 \
   F(ncclGetVersion, Result, (int*))                                                    \
   F(ncclGetErrorString, const char*, (Result))                                         \
@@ -66,7 +67,7 @@ constexpr int kOldest = 22100;  // the version of TensorFlow 2.18
   F(ncclBroadcast, Result, (const void*, void*, size_t, Type, int, Comm*, Stream*))    \
   F(ncclSend, Result, (const void*, size_t, Type, int, Comm*, Stream*))                \
   F(ncclRecv, Result, (void*, size_t, Type, int, Comm*, Stream*))
-// Null in versions that lack them.
+// These functions are null in versions of NCCL that lack them.
 #define TFDIST_NCCL_IF_PRESENT(F)                                          \
   F(ncclMemAlloc, Result, (void**, size_t))                                \
   F(ncclMemFree, Result, (void*))                                          \
@@ -83,21 +84,26 @@ struct Library {
   int version = 0;  // such as 22105 for 2.21.5
 };
 
-// Returns the process-wide library. Args: its file, which only the first call selects; "" for the
-// system's. Throws Error(kInvalidArgument) if there is no usable library, naming the missing part.
+// Returns the NCCL library of this process. Throws Error(kInvalidArgument) if there is no usable
+// library. The message names the missing function or library.
+// Args: library: the path of the library, or "" for the system's library. Only the first call uses
+// this argument.
 const Library& Load(std::string library = "");
 
-// Loads the functions of a library called `name`: `find` returns null for missing ones.
+// Loads the functions of a library.
+// Args: find: returns the address of a function, or null if the library lacks it; name: the name of
+// the library in messages.
 Library Resolve(const std::function<void*(const char*)>& find, const std::string& name);
 
-// Whether NCCL's own setting, NCCL_MULTI_RANK_GPU_ENABLE, lets several ranks share a GPU.
+// Returns whether several ranks can share a GPU. This requires NCCL 2.30 or newer, and NCCL's own
+// setting NCCL_MULTI_RANK_GPU_ENABLE=1.
 bool LetsRanksShareAGpu(const Library& library);
 
-// The version as text, such as "2.21.5".
+// Returns the version as text, such as "2.21.5".
 std::string VersionOf(int version);
 
-// Throws Error with NCCL's message unless the call succeeded: kUnavailable if a rank is lost, else
-// kInternal.
+// Throws Error with NCCL's message if a call has failed. The code is kUnavailable if a rank is
+// lost, and kInternal otherwise.
 void Check(Result result, const char* function);
 
 }  // namespace tfdist::nccl

@@ -18,7 +18,8 @@ using nccl::Result;
 using Clock = std::chrono::steady_clock;
 using Seconds = std::chrono::duration<double>;
 
-// Most calls finish at once, or within the time that a thread takes to start.
+// Most calls finish immediately, or within the time that it takes to start a thread. A wait only
+// yields for this time, and then sleeps.
 constexpr auto kImpatient = std::chrono::microseconds(200);
 constexpr auto kNap = std::chrono::microseconds(500);
 
@@ -62,7 +63,8 @@ nccl::Type TypeOf(DType type) {
   return nccl::kUint8;
 }
 
-// The sum of bools is their OR, the maximum of their bytes; the product is their AND, the minimum.
+// The sum of bools is their logical OR, which is the maximum of their bytes. Their product is their
+// logical AND, which is the minimum.
 nccl::Op OpOf(DType type, ReduceOp op) {
   CheckReducible(type, op);
   if (!NcclSupports(type, op)) {
@@ -184,7 +186,7 @@ cuda::Address NcclGroup::Allocate(size_t bytes) {
   return cuda::AddressOf(memory);
 }
 
-// Memory that cannot be registered is used like any other memory.
+// If the memory cannot be registered, NCCL uses it like any other memory.
 void NcclGroup::Register(cuda::Address memory, size_t bytes) {
   setup_.gpu->Use();
   if (nccl_.ncclCommWindowRegister) {
@@ -243,9 +245,11 @@ void NcclGroup::Launch(const char* function, const std::function<Result(Comm*)>&
   Settle(function);
 }
 
-// Waits until the last call has finished. Some versions return success for a call in progress, so
-// only the state is reliable. Up to NCCL 2.26, a call leaves thread-local data behind, which only
-// the next call cleans up. So this counts the ranks, which is a call without other effects.
+// Waits until the last call has finished. Some versions of NCCL return success while a call is
+// still in progress, so only the state of the communicator is reliable.
+//
+// Up to NCCL 2.26, a call leaves thread-local data behind, which only the next call cleans up. This
+// function therefore calls ncclCommCount, which has no other effect.
 void NcclGroup::Settle(const char* function) {
   const auto begin = Clock::now();
   Result state;

@@ -1,5 +1,5 @@
-// One rank of an NCCL communicator. Calls return once their work is queued in a stream, and every
-// wait has a time limit.
+// One rank of an NCCL communicator. Its functions return when their work has been queued in a
+// stream, and every wait has a time limit.
 #pragma once
 
 #include <cstddef>
@@ -14,35 +14,41 @@
 
 namespace tfdist {
 
-// Whether NCCL reduces like the host, except for the order of the ranks and the rounding. It does
-// not for a minimum or maximum of floating types, which would drop a NaN, or for a mean of
-// integers.
+// Returns whether NCCL computes a reduction as the host does, except for the order of the ranks and
+// the rounding. The minimum and maximum of floating types differ, because NCCL would drop a NaN. A
+// mean of integers is not supported.
 bool NcclSupports(DType type, ReduceOp op);
 
-// One thread at a time may submit work. Any other thread may call `Poll` and `Abort` meanwhile.
+// Only one thread at a time may submit work. Other threads may call `Poll` and `Abort` meanwhile.
 class NcclGroup {
  public:
   struct Setup {
-    const Gpu* gpu;     // used by this rank only
+    const Gpu* gpu;     // used only by this rank
     nccl::UniqueId id;  // the same on all ranks
     int rank;
     int size;
-    double timeout_seconds = 600;  // for all ranks to join, and for each call to finish
-    double closing_seconds = 10;   // for pending work at the end
-    Guard* guard = nullptr;        // may end these waits, and with them the group
+    // The time limit for all ranks to join, and for each call to finish.
+    double timeout_seconds = 600;
+    // The time limit for pending work when the group is destroyed.
+    double closing_seconds = 10;
+    // May end the waits for ranks and for calls early. The group is then aborted.
+    Guard* guard = nullptr;
   };
-  // Created by one rank, for a single group.
+  // Returns the identifier of a new group. One rank calls this function, and all ranks use the
+  // result for one group.
   static nccl::UniqueId NewId();
 
-  // Joins the other ranks. Throws Error(kUnavailable) if not all of them join in time.
+  // Joins the group. Throws Error(kUnavailable) if not all ranks join in time.
   explicit NcclGroup(const Setup& setup);
-  // Waits for pending work, for a limited time.
+  // Waits for pending work, but not longer than the time limit.
   ~NcclGroup();
   NcclGroup(const NcclGroup&) = delete;
   NcclGroup& operator=(const NcclGroup&) = delete;
 
-  // Counts are in elements: of the whole for an all-reduce, of one rank's part for a reduce-scatter
-  // and an all-gather. `in` may equal `out`, or be the rank's part of the larger memory.
+  // `count` is a number of elements. For an all-reduce, it is the size of the whole data; for a
+  // reduce-scatter and an all-gather, it is the size of one rank's part. `in` and `out` may be
+  // equal. In a reduce-scatter or an all-gather, the smaller memory may also be this rank's part of
+  // the larger memory.
   void AllReduce(cuda::Address in, cuda::Address out, size_t count, DType type, ReduceOp op,
                  cuda::Stream* stream);
   void ReduceScatter(cuda::Address in, cuda::Address out, size_t count, DType type, ReduceOp op,
@@ -54,22 +60,24 @@ class NcclGroup {
   void Send(cuda::Address in, size_t count, DType type, int to, cuda::Stream* stream);
   void Recv(cuda::Address out, size_t count, DType type, int from, cuda::Stream* stream);
 
-  // GPU memory that NCCL can read and write without copies, once all ranks together have registered
-  // it; 0 if NCCL cannot allocate it. It must be freed before the group ends.
+  // Allocates GPU memory. NCCL can read and write this memory without copies after all ranks
+  // together have registered it. Returns 0 if NCCL cannot allocate it. The memory must be freed
+  // before the group ends.
   cuda::Address Allocate(size_t bytes);
   void Register(cuda::Address memory, size_t bytes);
   void Free(cuda::Address memory) noexcept;
 
-  // Launches the groups' calls in `body` as one. Messages to and from several ranks require this,
-  // and so do calls for several ranks of a process. If `body` throws, the groups are aborted, since
-  // other ranks may wait for the missing calls.
+  // Launches all calls in `body` together. This is required for messages to and from several ranks,
+  // and for calls for several ranks of one process. If `body` throws an exception, the groups are
+  // aborted, because other ranks may wait for the missing calls.
   static void Grouped(const std::vector<NcclGroup*>& groups, const std::function<void()>& body);
   void Grouped(const std::function<void()>& body) { Grouped({this}, body); }
 
-  // Throws Error if NCCL has reported a failure, or the group was aborted.
+  // Throws Error if NCCL has reported a failure, or if the group has been aborted.
   void Poll();
-  // Ends pending work, here and eventually on the other ranks; all later calls throw
-  // Error(kUnavailable). First waits for another thread's current NCCL call to return.
+  // Ends pending work on this rank, and eventually on the other ranks. All later calls throw
+  // Error(kUnavailable). If another thread is in a call of NCCL, first waits until this call
+  // returns.
   void Abort() noexcept;
 
  private:
@@ -81,12 +89,12 @@ class NcclGroup {
 
   const Setup setup_;
   const nccl::Library& nccl_;
-  // Held from the beginning to the end of a group of calls.
+  // Locked from the beginning to the end of a group of calls.
   std::recursive_mutex mutex_;
-  nccl::Comm* comm_ = nullptr;  // null once aborted
+  nccl::Comm* comm_ = nullptr;  // null after an abort
   bool grouping_ = false;
-  nccl::Window* window_ = nullptr;  // of the allocated memory
-  void* handle_ = nullptr;          // likewise, in older versions
+  nccl::Window* window_ = nullptr;  // registration of the allocated memory
+  void* handle_ = nullptr;          // the same, in older versions of NCCL
 };
 
 }  // namespace tfdist

@@ -15,13 +15,14 @@ namespace tfdist {
 namespace {
 
 constexpr size_t kFloat = sizeof(float);
-// The maximum number of values per launch. More take more memory, fewer take more launches.
+// The maximum number of values in a launch. A larger number needs more memory; a smaller number
+// needs more launches.
 constexpr size_t kMaxValues = size_t{256} << 10;
-// For the lists of all pending operations: 16,384 tensors.
+// The size of the lists of all pending operations. It is enough for 16,384 tensors.
 constexpr size_t kListBytes = size_t{256} << 10;
 
-// Returns the ranks among which this rank's share is encoded. For a rank without a share, returns
-// the ranks at place 0 of each group, since only the sizes are then used.
+// Returns the ranks that encode the same share as this rank. If this rank has no share, returns the
+// ranks at place 0 of each group, because then only the sizes are used.
 Members MembersFor(const Topology& groups, const ExactShares& exact) {
   const size_t place = exact.HasShare() ? static_cast<size_t>(groups.my_place()) : 0;
   Members members;
@@ -32,7 +33,7 @@ Members MembersFor(const Topology& groups, const ExactShares& exact) {
 
 }  // namespace
 
-// A GPU's resources for all operations.
+// The resources of a GPU that all operations use.
 struct NcclCoded::Lane {
   explicit Lane(const DeviceRank& of)
       : rank(of), codec(*of.gpu, *of.kernels, of.stream), zero(*of.gpu, sizeof(uint64_t)) {}
@@ -41,13 +42,13 @@ struct NcclCoded::Lane {
   TransferCodec codec;
   const DeviceMemory zero;
   Growing<DeviceMemory> memory;
-  cuda::Address begin = 0;  // of the memory
+  cuda::Address begin = 0;  // address of the memory
 };
 
-// One GPU's share of an operation.
+// The share of one GPU in an operation.
 class NcclCoded::Share {
  public:
-  // Args: groups: the ranks, grouped by "host" for the exact sums.
+  // Args: groups: a topology in which each "host" is a group of ranks with an exact sum.
   Share(const Topology& groups, const Operation& part)
       : exact_(groups, part),
         sums_first_(groups.hosts.size() < static_cast<size_t>(groups.size)),
@@ -64,9 +65,10 @@ class NcclCoded::Share {
   }
 
   bool SumsFirst() const { return sums_first_; }
-  // `Bytes` and `ListBytes` are the same on all ranks. The memory holds the exact sums, the encoded
-  // values received from each member, and the encoded values for each member, which the member's
-  // encoded sums later replace.
+  // `Bytes` and `ListBytes` are the same on all ranks. The memory contains the exact sums, the
+  // encoded values that this rank receives from each member, and the encoded values that it sends
+  // to each member. The encoded sums of a member later replace the encoded values that were sent to
+  // this member.
   size_t Bytes() const {
     return (sums_first_ ? exact_.Bytes() : 0) + 2 * static_cast<size_t>(size_) * slot_;
   }
@@ -125,7 +127,7 @@ class NcclCoded::Share {
     if (!exact_.HasShare()) return;
     for (int step = 1; step < size_; ++step) use((me() + step) % size_);
   }
-  // Calls `use(begin, count)` for batches of whole chunks of a part.
+  // Calls `use(begin, count)` for each batch of member j's part. A batch consists of whole chunks.
   template <typename Use>
   void ForBatches(int j, Use use) const {
     if (!exact_.HasShare()) return;
@@ -206,7 +208,7 @@ bool NcclCoded::MakeRoom(Fabric& fabric, const Operation& operation, const Parts
     agreed_ = bytes;
     return true;
   }
-  // If a rank's allocation has failed, the rank has also lost its earlier memory.
+  // If the allocation has failed on a rank, this rank has also lost its earlier memory.
   lanes_.clear();
   agreed_ = 0;
   refused_ = bytes;
@@ -275,8 +277,8 @@ NcclRanks::NcclRanks(Fabric& fabric, const Operation& operation,
   if (setup.fuses) MakeFusion(fabric, operation, setup);
 }
 
-// Creates fusion buffers on all ranks or on none: without kernels or memory, each tensor is reduced
-// separately.
+// Creates the fusion buffers either on all ranks or on none. If a rank has no kernels or not enough
+// memory, no rank has a fusion buffer, and each tensor is reduced separately.
 void NcclRanks::MakeFusion(Fabric& fabric, const Operation& operation, const Setup& setup) {
   bool from_nccl = true;
   std::string lack;
@@ -309,7 +311,7 @@ void NcclRanks::Launch(const Fingerprint& asked, const Parts& parts) {
   });
 }
 
-// Reduces small tensors in lists; all ranks cut their buckets identically.
+// Reduces small tensors in lists. All ranks divide their buckets in the same way.
 void NcclRanks::LaunchFused(const Fingerprint& asked, const Parts& parts) {
   std::vector<Fused> fused;
   for (const Operation* part : parts) fused.push_back(Fuse(TensorsOf(*part), buffer_bytes_));
@@ -375,7 +377,7 @@ void NcclRanks::Call(const Fingerprint& asked, const Operation& part, DeviceRank
   }
 }
 
-// NCCL has no all-gather of different numbers of rows, so broadcasts replace it.
+// NCCL has no all-gather for different numbers of rows, so broadcasts are used instead.
 void NcclRanks::Gather(const Operation& part, DeviceRank& rank) const {
   NcclGroup& nccl = *rank.nccl;
   cuda::Stream* const stream = rank.stream.get();

@@ -17,24 +17,27 @@
 
 namespace tfdist {
 
-// Compressed all-reduces among GPUs through NCCL: encoded values move between the GPUs' memories.
+// Runs compressed all-reduces among GPUs through NCCL. Encoded values are sent from the memory of
+// one GPU to the memory of another GPU.
 class NcclCoded {
  public:
   using Ranks = std::vector<std::unique_ptr<DeviceRank>>;
 
-  // Args: topology: its ranks are GPUs; ranks: the ranks of this process.
+  // Args: topology: the topology in which each GPU is a rank; ranks: the GPUs of this process.
   NcclCoded(const Topology& topology, const Ranks& ranks);
   ~NcclCoded();
 
-  // Whether this class can run a compressed operation; the same answer on all ranks.
+  // Returns whether this class can run a compressed operation. The result is the same on all ranks.
   bool Takes(const Parts& parts) const;
-  // Whether earlier launches must end before there is room for an operation.
+  // Returns whether earlier launches must end before there is memory for an operation.
   bool IsFull(const Parts& parts) const;
-  // Allocates room after earlier launches have ended; returns whether all ranks have room. Args:
-  // lack: the reason for missing room on this rank.
+  // Allocates the memory for an operation, after earlier launches have ended. Returns whether all
+  // ranks have enough memory.
+  // Args: lack: receives the reason if this rank does not have enough memory.
   bool MakeRoom(Fabric& fabric, const Operation& operation, const Parts& parts, std::string* lack);
 
-  // Queues an operation in the GPUs' streams, after `MakeRoom`; returns at once.
+  // Queues an operation in the GPUs' streams, and returns immediately. `MakeRoom` must have
+  // returned true for this operation.
   void Launch(const Parts& parts);
 
  private:
@@ -45,32 +48,39 @@ class NcclCoded {
   const Topology& Groups(size_t gpu, const Operation& part) const;
 
   const Ranks& ranks_;
-  // All ranks as each of these GPUs sees them, grouped by host, and grouped by process.
+  // For each GPU of this process, the topology of all ranks: in `hosts_`, the ranks are grouped by
+  // host; in `processes_`, they are grouped by process.
   std::vector<Topology> hosts_, processes_;
-  std::vector<std::unique_ptr<Lane>> lanes_;  // one for each GPU, once there is room
-  size_t agreed_ = 0;                         // all ranks have room for this many encoded bytes,
-  size_t refused_ = SIZE_MAX;                 // and some rank lacks room for this many
+  // One for each GPU. Empty until memory has been allocated.
+  std::vector<std::unique_ptr<Lane>> lanes_;
+  // All ranks have memory for `agreed_` encoded bytes, and some rank does not have memory for
+  // `refused_` encoded bytes.
+  size_t agreed_ = 0;
+  size_t refused_ = SIZE_MAX;
 };
 
-// The GPUs of a process as NCCL ranks, launched together by one thread.
+// The GPUs of this process as ranks of an NCCL communicator. One thread launches the work of all of
+// them.
 class NcclRanks {
  public:
   struct Setup {
     nccl::UniqueId id;
-    size_t first;         // of this process's ranks
-    int size;             // of all processes
-    size_t buffer_bytes;  // for packed small tensors; the same on all ranks
+    size_t first;         // the first rank of this process
+    int size;             // number of ranks of all processes
+    size_t buffer_bytes;  // size of the buffer for small tensors; the same on all ranks
     double timeout_seconds;
     bool fuses;                                    // whether all-reduces will follow
     std::function<void(const std::string&)> warn;  // may be empty
   };
 
-  // Joins the other processes. All processes call this within one operation. Args: this process's
-  // GPUs, with `nccl` and `fusion` set; a guard that may end waits.
+  // Joins the ranks of the other processes. All processes call this function within the same
+  // operation.
+  // Args: ranks: the GPUs of this process; the function sets their `nccl` and `fusion`; guard: may
+  // end waits.
   NcclRanks(Fabric& fabric, const Operation& operation,
             std::vector<std::unique_ptr<DeviceRank>>& ranks, const Setup& setup, Guard& guard);
 
-  // Queues a collective or a message in the GPUs' streams; returns at once.
+  // Queues a collective or a message in the GPUs' streams, and returns immediately.
   void Launch(const Fingerprint& asked, const Parts& parts);
 
  private:

@@ -16,7 +16,7 @@
 namespace tfdist {
 namespace {
 
-// Gathers `bytes` bytes of each rank, in the order of the ranks.
+// Gathers `bytes` bytes from each rank, in the order of the ranks.
 std::vector<char> Gather(Fabric& fabric, const Operation& operation, const void* own,
                          size_t bytes) {
   const auto size = static_cast<size_t>(fabric.topology.size);
@@ -31,12 +31,13 @@ std::vector<char> Gather(Fabric& fabric, const Operation& operation, const void*
   return all;
 }
 
-// The test value that a rank writes to another rank's memory, in the word reserved for the writer.
+// Returns the test value that one rank writes to the memory of another rank. It is written to the
+// word that is reserved for the writer.
 uint64_t Probe(size_t writer, size_t owner) {
   return uint64_t{0x7fd157} + writer * device::kMaxRanks + owner;
 }
 
-// Copies a word to and from a GPU's memory.
+// Copies single words to and from the memory of a GPU.
 class Word {
  public:
   explicit Word(const Gpu& gpu) : stream_(gpu), host_(gpu, sizeof(uint64_t)) {}
@@ -197,7 +198,8 @@ bool Peers::Read() const {
 
 namespace {
 
-// If ranks share a GPU, a kernel may be queued behind another kernel that waits for the first one.
+// Returns whether each rank has a GPU of its own. If ranks share a GPU, a kernel may be queued
+// behind another kernel that waits for it.
 bool HaveOwnGpus(const DeviceGroup& group) {
   std::set<std::string> gpus;
   for (const PeerInfo& rank : group.ranks) {
@@ -206,9 +208,10 @@ bool HaveOwnGpus(const DeviceGroup& group) {
   return group.may_share_gpu || gpus.size() == group.ranks.size();
 }
 
-// Returns why streams cannot wait if ranks share a GPU; "" if they can. The streams of two ranks of
-// one process on the same GPU may also be queued behind each other. Ranks of different processes
-// take turns on a GPU, which is slow, but do not block each other.
+// Returns why streams cannot wait instead of kernels if ranks share a GPU, or "" if they can. If
+// two ranks of one process share a GPU, their streams may also be queued behind each other. If
+// ranks of different processes share a GPU, they take turns. This is slow, but they do not block
+// each other.
 std::string WhyNoStreams(const DeviceGroup& group) {
   if (std::strcmp(group.ranks[0].transport, "p2p") != 0) return "two ranks have the same GPU";
   for (size_t rank = 0; rank < group.ranks.size(); ++rank) {
@@ -250,7 +253,7 @@ std::string WhyNoNccl(const DeviceGroup& group) {
       group.may_share_gpu || std::all_of(group.ranks.begin(), group.ranks.end(),
                                          [](const PeerInfo& rank) { return rank.nccl_shares; });
   if (!may_share && !HaveOwnGpus(group)) return "two ranks have the same GPU";
-  // Without `may_share`, NCCL refuses several ranks on partitions of one GPU.
+  // Without `may_share`, NCCL refuses ranks on different partitions of the same GPU.
   std::set<std::pair<int, std::string>> places;
   for (size_t rank = 0; rank < group.ranks.size(); ++rank) {
     if (!places.emplace(group.topology.host_of[rank], group.ranks[rank].place).second &&

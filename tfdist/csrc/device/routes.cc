@@ -11,7 +11,8 @@ namespace {
 
 constexpr size_t kMaxOneShotBytes = size_t{256} << 10;
 
-// Returns the names and hosts of all GPUs. Args: gpus: the number of GPUs per process.
+// Returns the topology in which each GPU is a rank, with the names and hosts of the GPUs.
+// Args: gpus: the number of GPUs of each process.
 Topology TopologyOf(const Topology& processes, size_t gpus) {
   std::vector<std::string> names;
   std::vector<int> hosts;
@@ -131,14 +132,14 @@ void Routes::OpenStreamBarriers(Fabric& fabric, DeviceRank& rank, size_t number)
       static_cast<uint32_t>(group_.ranks.size()));
 }
 
-// Explains once why all-reduces do not use the fastest transport.
+// Warns, once, that all-reduces do not use the fastest transport, and explains why.
 void Routes::Announce() const {
   if (first() != 0 || !setup_.warn || !setup_.is_free()) return;
   setup_.warn("The GPUs do not access each other's memory, since " + lack_ +
               ". All-reduces go through " + (MayUseNccl() ? "NCCL." : "the host's memory."));
 }
 
-// Warns if NCCL is not used between hosts, where only NCCL is fast.
+// Warns if there are several hosts and NCCL is not used, because only NCCL is fast between hosts.
 void Routes::AnnounceNoNccl() const {
   const bool wanted = group_.topology.hosts.size() > 1 && setup_.is_free();
   if (!wanted || first() != 0 || !setup_.warn || MayUseNccl()) return;
@@ -146,7 +147,7 @@ void Routes::AnnounceNoNccl() const {
               ". All-reduces of GPU memory go through the host's memory.");
 }
 
-// Warns once per process.
+// Warns, once in each process, if the GPUs are of different models.
 void Routes::AnnounceUnlikeGpus() const {
   static std::atomic<bool> announced{false};
   const std::string differ = HowGpusDiffer(group_);

@@ -1,5 +1,5 @@
-// The transports available between a communicator's GPUs. All ranks exchange their information, so
-// that they choose identically.
+// Chooses among the transports that are available between a communicator's GPUs. All ranks exchange
+// information about their GPUs, so that they make the same choice.
 #pragma once
 
 #include <cstddef>
@@ -20,30 +20,34 @@ class Routes {
   enum class Transport { kHost, kP2p, kNccl };
   using Ranks = std::vector<std::unique_ptr<DeviceRank>>;
 
-  // Args: ranks: this process's GPUs; `Open` sets their `peers` and `own`.
+  // Args: ranks: the GPUs of this process. `Open` sets their `peers` and `own`.
   Routes(const DeviceSetup& setup, Ranks& ranks) : setup_(setup), ranks_(ranks) {}
 
-  // Exchanges the ranks' information, if not yet done. All processes call this within one
-  // operation. Throws Error if a requested transport is unavailable.
+  // Exchanges the information about all ranks, unless this has already been done. All processes
+  // call this function within the same operation. Throws Error if a requested transport is
+  // unavailable.
   void Open(Fabric& fabric, const Operation& operation);
 
-  // The following require `Open`.
-  const Topology& topology() const { return group_.topology; }  // its ranks are GPUs
+  // The following functions require that `Open` has been called.
+  const Topology& topology() const { return group_.topology; }  // each GPU is a rank
   size_t first() const {
     return static_cast<size_t>(group_.topology.rank);
   }  // this process's first rank
   const nccl::UniqueId& id() const { return id_; }
-  // Unique among all communicators of all processes.
+  // Returns a name that is unique among all communicators of all processes.
   const cuda::Uuid& name() const { return group_.ranks[0].communicator; }
-  // The size of the smallest buffer among all ranks, by which each rank divides its buckets.
+  // Returns the size of the smallest staging buffer of all ranks. All ranks use this size to divide
+  // their buckets.
   size_t min_buffer_bytes() const { return MinBufferBytes(group_); }
-  // Whether both kernels and NCCL are available, and a measurement decides between them.
+  // Returns whether both kernels and NCCL are available, and a measurement must decide between
+  // them.
   bool HaveChoice() const;
   void PreferKernelsUpTo(size_t bytes) { max_kernel_bytes_ = bytes; }
-  // Throws Error if kernels were requested and are unavailable.
+  // Returns the transport for an operation. Throws Error if the settings request kernels, but
+  // kernels are unavailable.
   Transport Choose(const Fingerprint& asked, const Parts& parts) const;
-  // The same for compressed operations: NCCL or the host's links, since kernels do not support
-  // them.
+  // Returns the transport for a compressed operation: NCCL or the host. Kernels do not support
+  // compressed operations.
   Transport ChooseForCompressed() const;
 
  private:
@@ -58,11 +62,11 @@ class Routes {
   const DeviceSetup& setup_;
   Ranks& ranks_;
   DeviceGroup group_;    // has no ranks before the first operation
-  std::string no_nccl_;  // why NCCL is unavailable; "" if it is available
-  std::string lack_;     // why kernels are not used; "" if they are
+  std::string no_nccl_;  // why NCCL cannot be used; "" if it can
+  std::string lack_;     // why kernels are not used; "" if they are used
   nccl::UniqueId id_{};
-  // Up to this many bytes, kernels take precedence over NCCL. The default is a published value for
-  // GPUs connected by NVLink.
+  // Up to this size in bytes, kernels are preferred to NCCL. The default is a published value for
+  // GPUs that are connected by NVLink.
   size_t max_kernel_bytes_ = size_t{256} << 10;
 };
 

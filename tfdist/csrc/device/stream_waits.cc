@@ -9,7 +9,7 @@
 namespace tfdist {
 namespace {
 
-constexpr int kSpins = 200;  // some µs each
+constexpr int kSpins = 200;  // each takes some µs
 constexpr int kLooksForOneCheck = 20;
 constexpr auto kPause = std::chrono::microseconds(50);
 constexpr auto kSoon = std::chrono::seconds(5);
@@ -46,16 +46,16 @@ bool SettleSoon(cuda::Stream* stream, DeviceEvent& event) noexcept {
     }
     return true;
   } catch (const Error&) {
-    return false;  // a broken GPU runs nothing any more
+    return false;  // a GPU that has failed runs nothing any more
   }
 }
 
 namespace {
 
-// The words of one rank: for each barrier, a word for each other rank.
+// The number of words of one rank: for each barrier, one word for each other rank.
 constexpr size_t kWords = device::kBarrierWords;
 static_assert(kWords == StreamBarriers::kMax * device::kMaxRanks);
-// Larger than any barrier's number, in the driver's comparison.
+// In the driver's comparison, this is larger than the number of any barrier.
 constexpr uint64_t kEndless = std::numeric_limits<int64_t>::max();
 
 }  // namespace
@@ -91,12 +91,13 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// The approximate time limit; sizes not yet measured by then count as faster by the second
-// transport.
+// The approximate time limit of the measurement. For sizes that have not been measured by then, the
+// second transport counts as faster.
 constexpr double kMaxSeconds = 1.0;
-// A transport that is slower by this factor will not be faster for larger sizes.
+// If a transport is slower by this factor, the measurement assumes that it will not be faster for
+// larger sizes.
 constexpr double kLost = 2.0;
-constexpr size_t kStep = 4;  // from one size to the next
+constexpr size_t kStep = 4;  // ratio of a size to the previous size
 
 }  // namespace
 
@@ -117,7 +118,7 @@ size_t WhereFirstIsFaster(
     const double own_first = seconds(true, bytes), own_second = seconds(false, bytes);
     const double spent = std::chrono::duration<double>(Clock::now() - begin).count();
     const std::vector<double> all = slowest({own_first, own_second, spent});
-    // Geometrically half way to the next size.
+    // This is the geometric mean of this size and the next size.
     if (all[0] < all[1]) most = bytes * kStep / 2;
     if (all[0] > kLost * all[1] || all[2] > kMaxSeconds) break;
   }

@@ -1,4 +1,4 @@
-// The reductions for any processor.
+// The reductions, compiled for any processor of the architecture.
 #include <cstdint>
 #include <cstring>
 #include <type_traits>

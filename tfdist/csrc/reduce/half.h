@@ -1,5 +1,6 @@
-// float16 and bfloat16 <-> float32, rounding to nearest, ties to even. Each including file gets its
-// own code, since it may be compiled for another vector unit.
+// Conversions between float32 and the half types float16 and bfloat16. They round to nearest, ties
+// to even. Each including file gets its own copy of the code, because the files are compiled for
+// different vector units.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +30,7 @@ inline float ToFloat(Bfloat16 value) { return BitsToFloat(uint32_t{value.bits} <
 inline void FromFloat(float value, Bfloat16* out) {
   const uint32_t bits = FloatToBits(value);
   const uint32_t rounded = bits + 0x7fff + ((bits >> 16) & 1);
-  // A NaN must stay NaN: rounding could carry it into infinity.
+  // Rounding could turn a NaN into infinity, so a NaN is handled separately.
   out->bits = static_cast<uint16_t>(value != value ? (bits >> 16) | 0x40 : rounded >> 16);
 }
 
@@ -37,7 +38,7 @@ struct Float16 {
   uint16_t bits;
 };
 
-// A multiplication adjusts the exponent, which makes denormal numbers normal.
+// Converts by a multiplication, which adjusts the exponent and also normalizes denormal numbers.
 inline float ToFloat(Float16 value) {
   const uint32_t sign = uint32_t{value.bits & 0x8000u} << 16;
   const uint32_t magnitude = uint32_t{value.bits & 0x7fffu} << 13;
@@ -53,7 +54,7 @@ inline void FromFloat(float value, Float16* out) {
   uint32_t half;
   if (magnitude >= 0x47800000) {  // at least 65536, infinity or NaN
     half = magnitude > 0x7f800000 ? 0x7e00u : 0x7c00u;
-  } else if (magnitude < 0x38800000) {  // a denormal half: the addition rounds it
+  } else if (magnitude < 0x38800000) {  // a denormal half: the addition rounds the value
     half = FloatToBits(BitsToFloat(magnitude) + 0.5f) - 0x3f000000u;
   } else {
     half = (magnitude + 0xc8000fff + ((magnitude >> 13) & 1)) >> 13;

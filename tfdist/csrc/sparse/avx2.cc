@@ -1,11 +1,12 @@
-// The passes for AVX2.
+// The passes of `sparse/units.h`, compiled for AVX2.
 #include <cstdint>
 #include <cstring>
 
 #if defined(__x86_64__)
 #include "sparse/units.h"
 
-// This follows the standard headers, because their inline functions must run on any processor.
+// This pragma follows the standard headers, so that it does not apply to their inline functions.
+// The linker may use those functions in code that must run on any processor.
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2"))), apply_to = function)
 #else

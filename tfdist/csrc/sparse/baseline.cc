@@ -1,4 +1,4 @@
-// The passes for any processor.
+// The passes of `sparse/units.h`, compiled for any processor of the architecture.
 #include <cstdint>
 #include <cstring>
 

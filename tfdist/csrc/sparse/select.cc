@@ -58,20 +58,22 @@ std::vector<uint32_t> RunPasses(const Candidates& candidates, bool accumulates, 
   return found;
 }
 
-// Returns a candidate's magnitude after the update of error and momentum.
+// Returns the magnitude that a candidate will have after `error` and `momentum` have been updated.
 uint32_t Expected(const Candidates& c, size_t i) {
   if (!c.error) return Magnitude(c.Value(i));
   const float in = c.scale * c.in[i];
   return Magnitude(c.error[i] + (c.momentum ? NextMomentum(c.momentum[i], c.factor, in) : in));
 }
 
-// Returns a threshold that, most likely, slightly more than `selected` candidates reach. Source of
-// the idea: Lin et al., "Deep gradient compression", 2018 (hierarchical sampling).
+// Estimates a threshold from a sample of the candidates. Most likely, slightly more than `selected`
+// candidates reach this threshold. Source of the idea: Lin et al., "Deep gradient compression",
+// 2018 (hierarchical sampling).
 float Estimate(const Candidates& candidates, size_t selected) {
   const size_t samples = std::min(candidates.count, kSamples);
   std::vector<uint32_t> magnitudes(samples);
   for (size_t i = 0; i < samples; ++i) {
-    // Takes one sample from each of `samples` equal ranges, at varying positions.
+    // Takes one sample from each of `samples` ranges of equal length. The position of the sample
+    // varies from range to range.
     const size_t begin = i * candidates.count / samples;
     const size_t length = (i + 1) * candidates.count / samples - begin;
     magnitudes[i] = Expected(candidates, begin + i * 0x9e3779b1u % length);
@@ -85,7 +87,8 @@ float Estimate(const Candidates& candidates, size_t selected) {
   return FromMagnitude(std::max(*chosen, 1u));
 }
 
-// Keeps the largest candidates; among equal ones, the first.
+// Keeps the `selected` candidates with the largest magnitudes. Of candidates with equal magnitudes,
+// keeps the first ones.
 void KeepLargest(const Candidates& candidates, size_t selected, std::vector<uint32_t>* indices) {
   std::vector<uint32_t> magnitudes;
   magnitudes.reserve(indices->size());
@@ -98,7 +101,7 @@ void KeepLargest(const Candidates& candidates, size_t selected, std::vector<uint
     const uint32_t magnitude = Magnitude(candidates.Value(index));
     return magnitude < smallest || (magnitude == smallest && equal-- <= 0);
   };
-  // Not std::remove_if, which may copy the predicate together with its counter.
+  // std::remove_if may copy the predicate together with its counter, so it cannot be used here.
   auto end = indices->begin();
   for (const uint32_t index : *indices) {
     if (!dropped(index)) *end++ = index;
@@ -106,7 +109,8 @@ void KeepLargest(const Candidates& candidates, size_t selected, std::vector<uint
   indices->erase(end, indices->end());
 }
 
-// Adds the first zeros to the ascending indices of all nonzero candidates.
+// `indices` are the ascending indices of all nonzero candidates. Adds the indices of the first
+// zeros, so that there are `selected` indices.
 void FillWithZeros(const Candidates& candidates, size_t selected, std::vector<uint32_t>* indices) {
   std::vector<uint32_t> all;
   all.reserve(selected);
@@ -150,7 +154,7 @@ std::vector<uint32_t> SelectLargest(const Candidates& candidates, size_t selecte
   const float threshold = Estimate(candidates, selected);
   std::vector<uint32_t> indices = RunPasses(candidates, true, threshold);
   if (indices.size() < selected && Magnitude(threshold) > 1) {
-    // The sample was misleading.
+    // The sample was misleading. Selects all nonzero candidates instead.
     indices = RunPasses(candidates, false, FromMagnitude(1));
   }
   if (indices.size() < selected) {
@@ -189,8 +193,8 @@ void TakeRows(const Candidates& candidates, const std::vector<uint32_t>& indices
     if (candidates.error) candidates.error[index] = 0;
     if (candidates.momentum) candidates.momentum[index] = 0;
   }
-  // Values that are not finite are selected first, so the sum of this step shows them. Later steps
-  // must not repeat them.
+  // Values that are not finite are selected first, so the sum of this step already contains them.
+  // They are removed from the residual, since later steps must not repeat them.
   if (!finite && candidates.error) Forget(candidates.error, candidates.count);
   if (!finite && candidates.momentum) Forget(candidates.momentum, candidates.count);
 }
@@ -203,7 +207,8 @@ void SumRows(const Row* rows, size_t count, const std::vector<RowSums>& tensors)
     std::fill_n(tensor.values, tensor.count, 0.0f);
     ends.push_back(end += static_cast<int64_t>(tensor.count));
   }
-  // A rank's rows have ascending indices, so consecutive rows mostly belong to one tensor.
+  // The indices of a rank's rows ascend, so consecutive rows mostly belong to the same tensor. The
+  // search therefore begins at the tensor of the previous row.
   size_t at = 0;
   for (size_t r = 0; r < count; ++r) {
     const int64_t index = rows[r].index;

@@ -1,4 +1,4 @@
-// Selects values of a gradient, and sums selected rows.
+// Selects the values of a gradient that are sent, and sums the selected values of all ranks.
 #pragma once
 
 #include <cstddef>
@@ -9,46 +9,55 @@
 
 namespace tfdist {
 
-// The values of a tensor to select from, and the residual, which keeps the unsent values.
+// The values of a tensor from which some are selected, and the residual, which accumulates the
+// values that are not sent.
 //
-// The values are `scale * in`, or the sum of `scale * in` and the earlier residual.
+// Without a residual, the candidates are the values `scale * in`. With a residual, `scale * in` or
+// the momentum is first added to the residual, and the candidates are the values of the residual.
 struct Candidates {
   const float* in;
-  float* error;     // becomes error + momentum, or error + scale * in if no momentum; null for none
-  float* momentum;  // becomes factor * momentum + scale * in, and needs `error`; null for none
+  // The residual. It becomes error + momentum, or error + scale * in if there is no momentum. Null
+  // if there is no residual.
+  float* error;
+  // The momentum. It becomes factor * momentum + scale * in. It requires `error`. Null if there is
+  // no momentum.
+  float* momentum;
   size_t count;
   float scale;
   float factor;
 
-  // The values selected from, after the selection.
+  // Returns the candidates, after `error` and `momentum` have been updated. Without a residual,
+  // these are the values of `in`, which are not yet multiplied by `scale`.
   const float* Values() const { return error ? error : in; }
   float Value(size_t index) const { return error ? error[index] : scale * in[index]; }
 };
 constexpr size_t kMaxCandidates = size_t{1} << 31;
 
-// `SelectLargest` and `SelectAbove` update `error` and `momentum`, and return ascending indices.
-// Values are compared by magnitude; NaN is larger than infinity.
+// `SelectLargest` and `SelectAbove` first update `error` and `momentum`. Then they return the
+// indices of the selected values, in ascending order. They compare values by magnitude, and NaN
+// counts as larger than infinity.
 
-// Selects the given number of largest values; among equal values, the first ones.
+// Selects the `selected` largest values. Of values with equal magnitudes, selects the first ones.
 std::vector<uint32_t> SelectLargest(const Candidates& candidates, size_t selected);
 
-// Selects all values not smaller than a positive threshold.
+// Selects all values with a magnitude of at least `threshold`, which must be positive.
 std::vector<uint32_t> SelectAbove(const Candidates& candidates, float threshold);
-// Throws Error unless the threshold is positive.
+// Throws Error(kInvalidArgument) unless the threshold is positive.
 void CheckThreshold(float threshold);
 
-// Moves each selected value to a row, and removes it from the residual. Args: first: the index of
-// the first candidate among the values of all tensors.
+// Writes the selected values to `rows`, and sets them to zero in the residual and in the momentum.
+// Args: first: the index of the tensor's first value in the concatenation of all tensors.
 void TakeRows(const Candidates& candidates, const std::vector<uint32_t>& indices, int32_t first,
               Row* rows);
 
-// A tensor that rows are summed into.
+// A tensor into which rows are summed.
 struct RowSums {
   float* values;
   size_t count;
 };
 
-// Sums rows in their order; values without rows become zero. Throws Error for an index out of
+// Adds the value of each row to the tensor value with the row's index, in the order of the rows.
+// Tensor values without rows become zero. Throws Error(kInvalidArgument) if an index is out of
 // range.
 void SumRows(const Row* rows, size_t count, const std::vector<RowSums>& tensors);
 

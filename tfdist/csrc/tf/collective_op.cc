@@ -31,7 +31,7 @@ DType FromTensorFlow(DataType type) {
     case tensorflow::DT_FLOAT:
       return DType::kFloat32;
     default:
-      return DType::kFloat64;  // the signatures allow no other types
+      return DType::kFloat64;  // the signatures of the ops allow no other types
   }
 }
 
@@ -56,7 +56,7 @@ CollectiveOp::CollectiveOp(OpKernelConstruction* construction, Kind kind)
     : AsyncOpKernel(construction), kind_(kind) {
   OP_REQUIRES_OK(construction, construction->GetAttr("communicator", &communicator_));
   OP_REQUIRES_OK(construction, construction->GetAttr("key", &key_));
-  // The step continues while a message is sent.
+  // By default, only a send overlaps: the step continues while the message is sent.
   overlaps_ = kind == Kind::kSend;
   if (construction->HasAttr("overlaps")) {
     OP_REQUIRES_OK(construction, construction->GetAttr("overlaps", &overlaps_));
@@ -88,7 +88,8 @@ void CollectiveOp::ComputeAsync(OpKernelContext* context, DoneCallback done) {
       operation.cancellation = cancellation;
     }
     const auto end = [this, context, done, manager, token](const Error* error) {
-      // Does not wait for a running callback, which uses nothing that the operation frees.
+      // This does not wait until a running callback has ended. Such a callback uses nothing that
+      // the operation frees.
       if (manager) manager->TryDeregisterCallback(token);
       OP_REQUIRES_OK_ASYNC(context, error ? ToStatus(*error) : Finish(context), done);
       done();
@@ -96,7 +97,7 @@ void CollectiveOp::ComputeAsync(OpKernelContext* context, DoneCallback done) {
     Enqueue(group.get(), std::move(operation), end);
   } catch (const Error& error) {
     OP_REQUIRES_OK_ASYNC(context, ToStatus(error), done);
-  } catch (const std::exception& error) {  // no memory
+  } catch (const std::exception& error) {  // out of memory
     OP_REQUIRES_OK_ASYNC(context, absl::InternalError(error.what()), done);
   }
 }
@@ -169,7 +170,7 @@ ReduceOp ReductionNamed(const std::string& name) {
   for (int op = 0; op < kReduceOps; ++op) {
     if (name == NameOf(static_cast<ReduceOp>(op))) return static_cast<ReduceOp>(op);
   }
-  return ReduceOp::kSum;  // the signature allows no other reductions
+  return ReduceOp::kSum;  // the signatures of the ops allow no other reductions
 }
 
 }  // namespace tfdist::tf

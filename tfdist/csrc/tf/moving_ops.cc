@@ -12,12 +12,12 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-// Allocates output 0 for the rows received from all ranks.
+// Allocates output 0 for the rows that are received from all ranks.
 BufferList AllocateRows(OpKernelContext* context, const std::vector<size_t>& received) {
   const size_t rows = std::accumulate(received.begin(), received.end(), size_t{0});
   TensorShape shape = context->input(1).shape();
   Tensor* result = nullptr;
-  // If rows have no bytes, their number may exceed the range of a shape.
+  // If rows have no bytes, there may be more rows than a dimension of a shape can have.
   absl::Status status = shape.SetDimWithStatus(0, static_cast<int64_t>(rows));
   if (status.ok()) status = context->allocate_output(0, shape, &result);
   if (!status.ok()) throw Error(Code::kInternal, std::string(status.message()));
@@ -107,7 +107,7 @@ class AllToAllOp : public CollectiveOp {
     if (rows.dims() == 1 && rows.dim_size(0) == group.size()) {
       for (int rank = 0; rank < group.size(); ++rank) {
         const int64_t count = rows.vec<int64_t>()(rank);
-        // No count may exceed the tensor's number of rows, so that the sum does not overflow.
+        // Each count is limited to the tensor's number of rows, so that the sum does not overflow.
         impossible = impossible || count < 0 || count > tensor.dim_size(0);
         total += count;
         operation->sent_rows.push_back(static_cast<size_t>(count));
@@ -177,7 +177,7 @@ REGISTER_KERNEL_BUILDER(TFDIST_GPU("TfdistBroadcast")
                             .HostMemory("value"),
                         BroadcastOp);
 
-// The other types are in host memory.
+// In an all-to-all, tensors of all types are in host memory.
 REGISTER_KERNEL_BUILDER(TFDIST_GPU("TfdistAllToAll")
                             .HostMemory("tensor")
                             .HostMemory("rows")

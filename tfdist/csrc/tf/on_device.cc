@@ -20,7 +20,8 @@
 namespace tfdist::tf {
 namespace {
 
-// A point in TensorFlow's stream. The order of this stream governs the use of TensorFlow's memory.
+// A point in TensorFlow's stream. TensorFlow reuses its GPU memory in the order of the work in this
+// stream.
 class StreamPoint {
  public:
   StreamPoint(std::shared_ptr<const Gpu> gpu, cuda::Stream* stream)
@@ -102,9 +103,9 @@ absl::Status FindWork(OpKernelContext* context, const std::string& communicator,
   return FindStream(context, &work->stream);
 }
 
-// Ends a wait for the GPU if the step is canceled or the communicator is aborted. The other ranks
-// end their waits for this rank only after their timeout, since this rank has not arrived until its
-// GPU has computed its gradients.
+// Ends a wait for the GPU if the step is canceled or the communicator is aborted. While this rank
+// waits here, it has not arrived in the next collective. The other ranks therefore wait for it
+// until their timeout.
 class StepGuard : public Guard {
  public:
   StepGuard(OpKernelContext* context, Communicator& group)
@@ -130,13 +131,13 @@ void AwaitStream(OpKernelContext* context, const LocalWork& work) {
   try {
     Await(event, guard);
   } catch (...) {
-    SettleSoon(work.stream, event);  // The work may use memory that the caller frees.
+    SettleSoon(work.stream, event);  // the work may use memory that the caller frees
     throw;
   }
 }
 
-// Memory for work queued in the stream. TensorFlow may reuse it once the operation has ended on the
-// host, since the work of later operations is queued behind this work.
+// Memory for work that is queued in the stream. TensorFlow may reuse this memory as soon as the op
+// has ended on the host, because the work of later ops is queued behind this work.
 class Scratch {
  public:
   absl::Status Take(OpKernelContext* context, size_t bytes, bool on_host = false) {
@@ -152,12 +153,12 @@ class Scratch {
   Tensor room_;
 };
 
-// Copies of a GPU's values on the host.
+// Copies of a GPU's values in host memory.
 class HostCopies {
  public:
   HostCopies(OpKernelContext* context, const LocalWork& work)
       : context_(context), work_(work), copy_(CopyIn(work.gpu(), work.stream)) {
-    // Otherwise a copy to pageable memory would wait for the stream without a limit.
+    // Without this wait, a copy to pageable memory would wait for the stream without a time limit.
     AwaitStream(context, work);
   }
 
@@ -167,12 +168,12 @@ class HostCopies {
     copy_(room, values, count * sizeof(T));
     return room;
   }
-  // Returns host memory for values.
+  // Returns host memory for `count` values.
   template <typename T>
   T* Room(size_t count) {
     return reinterpret_cast<T*>(rooms_.emplace_back(count * sizeof(T)).data());
   }
-  // Copies values from such memory to the GPU.
+  // Copies values from memory that `Room` has returned to the GPU.
   template <typename T>
   void Put(const T* values, size_t count, T* to) const {
     copy_(to, values, count * sizeof(T));
@@ -214,7 +215,9 @@ absl::Status DeviceSelectOp::SelectByKernels(OpKernelContext* context, const Loc
     TF_RETURN_IF_ERROR(counted.Take(context, sizeof(uint32_t), true));
     auto* const rows = cuda::PointerTo<uint32_t>(counted.address());
     select.FindAbove(threshold(), scratch.address());
-    AwaitStream(context, work);  // If this wait ends early, no write to host memory is pending.
+    // The copy to host memory is queued only after this wait. If the wait ends early, no copy is
+    // pending.
+    AwaitStream(context, work);
     CopyIn(work.gpu(), work.stream)(rows, cuda::PointerTo<uint32_t>(select.rows()), sizeof(*rows));
     AwaitStream(context, work);
     count = *rows;

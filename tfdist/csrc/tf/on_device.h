@@ -10,23 +10,24 @@
 #include "tf/collective_op.h"
 #include "tf/sparse_op.h"
 
-// The kernels of collectives for tensors in GPU memory. Each operation has an attribute that
-// selects one of its communicator's GPUs.
+// The kernels of collectives for tensors in GPU memory. The attribute `gpu` of an op selects one of
+// the GPUs of its communicator.
 
 namespace tfdist::tf {
 
-// Makes an operation wait for the present point of TensorFlow's stream on its GPU. Once the stream
-// has passed this point, the inputs are computed and the outputs may be written. This also holds
-// for memory allocated during the operation.
+// Makes an operation wait until TensorFlow's stream on the GPU has finished all work that is queued
+// in it now. Then the inputs have been computed, and the outputs may be written. If the operation
+// allocates memory later, it waits for the stream once more before it uses this memory.
 absl::Status FollowStream(tensorflow::OpKernelContext* context, const Communicator& group,
                           int64_t gpu, Operation* operation);
 
-// Returns an error if a communicator has no such GPU.
+// Returns an error unless the communicator has a GPU with this index.
 absl::Status CheckGpu(const Communicator& group, int64_t gpu);
-// Finds TensorFlow's stream for an operation; null on a CPU, where all earlier work has finished.
+// Finds the stream in which TensorFlow runs this op. On a CPU, `*stream` remains null: all earlier
+// work has already finished.
 absl::Status FindStream(tensorflow::OpKernelContext* context, cuda::Stream** stream);
 
-// Returns a function that copies GPU memory in a stream.
+// Returns a function that copies memory of a GPU in a stream.
 CopyBytes CopyIn(std::shared_ptr<const Gpu> gpu, cuda::Stream* stream);
 
 template <typename Op>
@@ -51,7 +52,8 @@ class OnDevice : public Op {
   int64_t gpu_ = 0;
 };
 
-// TensorFlow keeps int32 tensors of GPU operations in host memory.
+// For ops on a GPU, TensorFlow keeps int32 tensors in host memory, so this list does not contain
+// int32.
 #define TFDIST_FOR_DEVICE_TYPES(F) \
   F(bool)                          \
   F(tensorflow::uint8)             \
@@ -64,12 +66,12 @@ class OnDevice : public Op {
 
 }  // namespace tfdist::tf
 
-// The operations of `sparse_op.h` for tensors and variables in GPU memory. They run in TensorFlow's
-// stream, since they wait for no other rank.
+// The ops of `sparse_op.h` for tensors and variables in GPU memory. They do not wait for other
+// ranks, so they run in TensorFlow's stream.
 
 namespace tfdist::tf {
 
-// The GPU of a communicator, and TensorFlow's stream for an operation on it.
+// A communicator with one GPU, and TensorFlow's stream for an op on this GPU.
 struct LocalWork {
   std::shared_ptr<Communicator> group;
   cuda::Stream* stream = nullptr;
@@ -77,7 +79,8 @@ struct LocalWork {
   const std::shared_ptr<const Gpu>& gpu() const { return group->gpus()[0]; }
 };
 
-// Supports one GPU per worker. Without kernels, the host does the work and selects the same rows.
+// Supports only one GPU per worker. If there are no kernels for the GPU, the host does the work and
+// selects the same rows.
 class DeviceSelectOp : public SelectOp {
  public:
   explicit DeviceSelectOp(tensorflow::OpKernelConstruction* construction);

@@ -1,7 +1,7 @@
-// The collectives as TensorFlow operations: their signatures and the shapes of their results.
+// The signatures of the TensorFlow ops, and the shapes of their results.
 //
-// `token` is a resource that orders the operations of one communicator: TensorFlow runs operations
-// that hold the same resource in program order, which must be the same on all ranks.
+// `token` is a resource that orders the operations of one communicator: TensorFlow runs ops with
+// the same resource in program order. This order must be the same on all ranks.
 
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -17,7 +17,8 @@ using Result = decltype(tensorflow::shape_inference::UnknownShape(nullptr));
 #define TFDIST_TYPES "{bool, uint8, int8, int32, int64, half, bfloat16, float, double}"
 #define TFDIST_REDUCTIONS "{'sum', 'mean', 'min', 'max', 'product'} = 'sum'"
 
-// The first input is the token.
+// Gives each output the shape of its input. Input 0 is the token, so output i belongs to input i +
+// 1.
 Result SameShapes(InferenceContext* context) {
   for (int i = 0; i < context->num_outputs(); ++i) {
     context->set_output(i, context->input(i + 1));
@@ -219,8 +220,9 @@ REGISTER_OP("TfdistBarrier")
     .SetIsDistributedCommunication()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
-// Returns this process's rank and the number of ranks at run time, since a graph outlives a change
-// of the group. It only reads `order`, so no operation waits for it.
+// Returns this process's rank and the number of ranks. The op reads them when the graph runs,
+// because a graph may outlive a change of the group. It only reads the resource `order`, so no
+// other op waits for it.
 REGISTER_OP("TfdistGroupShape")
     .Input("order: resource")
     .Output("rank: int32")
@@ -233,12 +235,15 @@ REGISTER_OP("TfdistGroupShape")
       return Result();
     });
 
-// A dataset of each replica's rows of every batch. If the rows cannot be divided evenly, the first
-// replicas take one row more. Each batch yields one element for each of this process's `replicas`.
-// If `communicator` is given, the process has its rank in the communicator when a batch is read;
-// otherwise, it has position `worker` of `workers`. Without `splits`, an element is the whole batch
-// and the index of its replica in this process. `replay` is the number of the Replay that can
-// request the last batch again; 0 for none.
+// A dataset that divides the rows of every batch among the replicas of all processes. It yields one
+// element for each of this process's `replicas`. If the rows cannot be divided evenly, each of the
+// first replicas gets one more row.
+//
+// If `communicator` is given, the process's rank in this communicator determines which rows it
+// gets. The rank is looked up whenever a batch is read. Otherwise, the process has the position
+// `worker` among `workers` processes. If `splits` is false, an element consists of the whole batch
+// and the index of the replica in this process. `replay` is the number of the Replay that can
+// request the last batch again, or 0 if there is none.
 REGISTER_OP("TfdistSharesDataset")
     .Input("input_dataset: variant")
     .Output("handle: variant")
@@ -252,12 +257,12 @@ REGISTER_OP("TfdistSharesDataset")
     .Attr("output_shapes: list(shape) >= 1")
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
-// The following operations report a step's progress to the recorder. Each kind has its own
-// resource, `order`. Without a resource, TensorFlow would run these operations and the user's
-// operations with side effects one after the other.
+// The following ops report the progress of a step to the recorder. Each kind of op has its own
+// resource, `order`. Without a resource, TensorFlow would run these ops and the user's ops with
+// side effects one after the other.
 
-// Reports that the inputs of the operation with this key are available. Without a key, reports that
-// the step has no more work to overlap with the running operation.
+// Reports that the inputs of the operation with this key are available. If the key is empty,
+// reports that the step has no more work that overlaps with the running operation.
 REGISTER_OP("TfdistReady")
     .Input("order: resource")
     .Attr("communicator: string")
@@ -290,7 +295,8 @@ REGISTER_OP("TfdistSpanEnds")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
-// Returns whether a step with tensors of these shapes runs compiled clusters; see step_ops.cc.
+// Returns whether a step with tensors of these shapes uses clusters that XLA has compiled. See
+// step_ops.cc.
 REGISTER_OP("TfdistShapesFit")
     .Input("order: resource")
     .Input("shapes: count * int64")
@@ -299,31 +305,33 @@ REGISTER_OP("TfdistShapesFit")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
-// The following operations make steps atomic. An operation that holds variables runs after the
-// program's earlier operations on these variables and before the program's later ones.
+// The following ops make steps atomic. An op that takes variables as inputs runs after the
+// program's earlier ops on these variables, and before the program's later ops on them.
 
-// Begins a step. `complete`: all variables that the step writes are kept.
+// Begins a step. If `complete` is true, all variables that the step writes are kept.
 REGISTER_OP("TfdistStepBegins")
     .Input("order: resource")
     .Attr("complete: bool")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
-// Keeps variables that a step may write before its success is certain.
+// Keeps the values of variables that the step may write before it is certain that the step will
+// succeed.
 REGISTER_OP("TfdistKeep")
     .Input("variables: N * resource")
     .Attr("N: int >= 1")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
-// Records that the step has finished communicating, and may now write variables that are not kept.
+// Records that the step has finished its communication. From now on, it may write variables that
+// are not kept.
 REGISTER_OP("TfdistUpdateBegins")
     .Input("variables: N * resource")
     .Attr("N: int >= 1")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
-// Records that this rank has written these worker-local variables, and can redo the step.
+// Records that this rank has written these worker-local variables, so that it can redo the step.
 REGISTER_OP("TfdistStepPrepares")
     .Input("variables: N * resource")
     .Attr("N: int >= 1")
@@ -335,8 +343,9 @@ REGISTER_OP("TfdistStepCommits")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
-// Undoes an uncommitted step. Returns the number of committed steps, and whether the uncommitted
-// step has been undone completely. If `redoable`, TfdistRedo can restore the undone values.
+// Undoes a step that has begun and has not been committed. Returns the number of committed steps,
+// and whether the step has been undone completely. If `redoable` is true, TfdistRedo can restore
+// the undone values.
 REGISTER_OP("TfdistRollBack")
     .Output("committed: int64")
     .Output("whole: bool")

@@ -39,8 +39,8 @@ CompressedAllReduceOp::CompressedAllReduceOp(OpKernelConstruction* construction)
 
 namespace {
 
-// Keeps the variables that the operation refers to, and the tensors that the GPU uses after the
-// operation has ended.
+// Keeps objects alive: the variables to which the operation refers, and the tensors that the GPU
+// still uses after the kernel has ended.
 struct Kept {
   Variables variables;
   std::shared_ptr<std::vector<Tensor>> list;
@@ -147,7 +147,7 @@ absl::Status AllReduceOp::Lay(OpKernelContext* context, const Communicator&, Ope
   const int count = context->num_inputs() - 1;
   TF_RETURN_IF_ERROR(LayList(context, count, operation));
   operation->launches = awaited_;
-  // The GPU uses the tensors after the end of this operation.
+  // The GPU still uses the tensors after this kernel has ended.
   if (awaited_) operation->kept = KeepList(context, count);
   return absl::OkStatus();
 }

@@ -32,10 +32,10 @@ class AllReduceOp : public ReducingOp {
   absl::Status Lay(tensorflow::OpKernelContext* context, const Communicator& group,
                    Operation* operation) override;
 
-  bool awaited_ = false;  // another operation waits for the result
+  bool awaited_ = false;  // whether another op waits for the result
 };
 
-// Waits for the results of launched all-reduces, and returns them.
+// Waits for the results of all-reduces that have been launched, and returns these results.
 class AwaitOp : public CollectiveOp {
  public:
   explicit AwaitOp(tensorflow::OpKernelConstruction* construction)
@@ -69,7 +69,7 @@ class CompressedAllReduceOp : public CollectiveOp {
  protected:
   absl::Status Prepare(tensorflow::OpKernelContext* context, const Communicator& group,
                        Operation* operation) override;
-  // Finds the function that copies the memory of variables.
+  // Finds the function that copies the memory of a variable.
   virtual absl::Status FindCopy(tensorflow::OpKernelContext* context, const Communicator& group,
                                 CopyBytes* copy) const;
 
@@ -79,12 +79,12 @@ class CompressedAllReduceOp : public CollectiveOp {
 
   Codec codec_;
   bool within_hosts_ = false;
-  bool awaited_ = false;  // another operation waits for the result
+  bool awaited_ = false;  // whether another op waits for the result
   int tensors_ = 0;
   int errors_ = 0;
 };
 
-// The same for tensors and variables in GPU memory.
+// The compressed all-reduce for tensors and variables in GPU memory.
 class DeviceCompressedAllReduceOp : public OnDevice<CompressedAllReduceOp> {
  public:
   using OnDevice<CompressedAllReduceOp>::OnDevice;

@@ -1,4 +1,4 @@
-// Operations that select and sum rows.
+// Ops that select the rows of a sparse gradient, and ops that sum rows.
 #pragma once
 
 #include <cstddef>
@@ -16,12 +16,13 @@
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/tensor_util.h"
 
-// Returns some rows of a tensor; they share its memory if this is safe.
-
 namespace tfdist::tf {
 
-// A batch may use the memory of an array that a Python generator has yielded. TensorFlow knows this
-// for the batch, but not for a slice, so the next operation would overwrite the array.
+// Returns the rows [start, stop) of a tensor. They share the memory of the tensor if this is safe.
+//
+// It is not safe if the tensor uses the memory of an array that a Python generator has yielded.
+// TensorFlow knows that it must not overwrite the memory of such a tensor, but it does not know
+// this for a slice of the tensor.
 inline tensorflow::Tensor TakeRows(const tensorflow::Tensor& tensor, int64_t start, int64_t stop) {
   tensorflow::Tensor rows = tensor.Slice(start, stop);
   const tensorflow::TensorBuffer* buffer = tensorflow::DMAHelper::buffer(&tensor);
@@ -35,30 +36,30 @@ inline tensorflow::Tensor TakeRows(const tensorflow::Tensor& tensor, int64_t sta
 
 namespace tfdist::tf {
 
-// A variable that is modified, and its memory, which stays valid even if another value is assigned
-// during the operation.
+// A variable that a kernel modifies, and its memory. The memory stays valid even if another value
+// is assigned to the variable meanwhile.
 struct Taken {
   tensorflow::core::RefCountPtr<tensorflow::Var> variable;
   tensorflow::Tensor values;
 };
 
-// Keeps variables alive while they are modified.
+// The variables that a kernel modifies. The list keeps them alive.
 using Variables = std::vector<Taken>;
 
 // Copies bytes between the memory of tensors.
 using CopyBytes = std::function<void(void* to, const void* from, size_t bytes)>;
 
 // Takes exclusive access to the values of a float32 variable, which must have as many values as
-// `like`. If others still refer to the values, the variable gets a copy. Args: input: the kernel's
-// input with the variable's resource.
+// `like`. If other tensors share these values, the variable gets its own copy of the values.
+// Args: input: the index of the kernel's input with the variable's resource.
 absl::Status TakeValues(tensorflow::OpKernelContext* context, int input,
                         const tensorflow::Tensor& like, const CopyBytes& copy, Variables* variables,
                         float** values);
 
 }  // namespace tfdist::tf
 
-// The kernels that convert tensors to rows of a sparse gradient, and rows to tensors. A row is an
-// index and the bits of a value.
+// The kernels that select values of tensors as rows of a sparse gradient, and the kernels that sum
+// rows into tensors. A row consists of an index and the bits of a value.
 
 namespace tfdist::tf {
 
@@ -69,20 +70,21 @@ class SelectOp : public tensorflow::OpKernel {
   void Compute(tensorflow::OpKernelContext* context) override;
 
  protected:
-  // The candidates of a step.
+  // The inputs of one call of the kernel.
   struct Asked {
-    std::vector<Candidates> candidates;  // per tensor
-    std::vector<size_t> selected;        // number of values per tensor, unless there is a threshold
+    std::vector<Candidates> candidates;  // one for each tensor
+    // The number of values to select from each tensor, if there is no threshold.
+    std::vector<size_t> selected;
     Variables variables;
   };
-  // The selection on the host.
+  // The result of a selection on the host.
   class Selected {
    public:
     Selected(const std::vector<Candidates>& candidates, const std::vector<size_t>& selected,
              float threshold);
 
     size_t rows() const;
-    // Moves the values to `rows()` rows.
+    // Moves the selected values to `rows`, which has room for `rows()` rows.
     void Take(Row* rows) const;
 
    private:
@@ -91,9 +93,9 @@ class SelectOp : public tensorflow::OpKernel {
   };
 
   absl::Status Ask(tensorflow::OpKernelContext* context, const CopyBytes& copy, Asked* asked) const;
-  // Allocates the output for this many rows.
+  // Allocates the output for `count` rows.
   static absl::Status Allocate(tensorflow::OpKernelContext* context, size_t count, Row** rows);
-  // The threshold; 0 for none.
+  // Returns the threshold, or 0 if there is none.
   float threshold() const { return threshold_; }
 
  private:
@@ -111,7 +113,7 @@ class ScatterOp : public tensorflow::OpKernel {
   void Compute(tensorflow::OpKernelContext* context) override;
 
  protected:
-  // The rows, and the outputs.
+  // The input rows, and the output tensors.
   struct Asked {
     const Row* rows = nullptr;
     size_t count = 0;

@@ -30,9 +30,9 @@ void UndoLog::Keep(Variable variable) {
   Kept kept{std::move(variable), {}, false};
   {
     const tensorflow::mutex_lock lock(*kept.variable->mu());
-    // After sparse updates, the variable is in copy-on-read mode: updates change its buffer even if
-    // the buffer is shared. Without this mode, the next sparse update first copies the buffer, and
-    // then restores the mode.
+    // After sparse updates, the variable is in copy-on-read mode. In this mode, updates change the
+    // buffer of the variable even if the buffer is shared. Here the mode is turned off. The next
+    // sparse update then copies the buffer first, and turns the mode on again.
     kept.variable->copy_on_read_mode.store(false);
     kept.value = *kept.variable->tensor();
     kept.is_initialized = kept.variable->is_initialized;
@@ -83,7 +83,7 @@ int64_t UndoLog::committed() const {
 
 }  // namespace tfdist::tf
 
-// Kernels that make steps atomic: they report a step's progress to the undo log.
+// Kernels that make steps atomic. They report the progress of a step to the undo log.
 
 namespace tfdist::tf {
 namespace {
@@ -114,7 +114,8 @@ class KeepOp : public OpKernel {
   void Compute(OpKernelContext* context) override {
     for (int i = 0; i < context->num_inputs(); ++i) {
       const ResourceHandle& handle = tensorflow::HandleFromInput(context, i);
-      if (handle.hash_code() != TypeIndex::Make<Var>().hash_code()) continue;  // such as a table
+      // The resource may also be something other than a variable, such as a table.
+      if (handle.hash_code() != TypeIndex::Make<Var>().hash_code()) continue;
       UndoLog::Variable variable;
       OP_REQUIRES_OK(context, tensorflow::LookupResource(context, handle, &variable));
       UndoLog::Instance().Keep(std::move(variable));
@@ -174,8 +175,8 @@ TFDIST_KERNEL("TfdistStepPrepares", StepPreparesOp)
 TFDIST_KERNEL("TfdistStepCommits", StepCommitsOp)
 TFDIST_KERNEL("TfdistRollBack", RollBackOp)
 TFDIST_KERNEL("TfdistRedo", RedoOp)
-// TensorFlow runs an operation on the device of its resources. These kernels only hold references,
-// which works the same for GPU buffers.
+// TensorFlow runs an op on the device of its resources, so these kernels are also registered for
+// GPUs. They only hold references, which works in the same way for GPU buffers.
 REGISTER_KERNEL_BUILDER(Name("TfdistKeep").Device(tensorflow::DEVICE_GPU).HostMemory("variables"),
                         KeepOp);
 REGISTER_KERNEL_BUILDER(
@@ -188,7 +189,7 @@ REGISTER_KERNEL_BUILDER(
 }  // namespace
 }  // namespace tfdist::tf
 
-// Kernels that report a step's progress to the recorder. They do nothing else.
+// Kernels that report the progress of a step to the recorder. They have no other effect.
 
 namespace tfdist::tf {
 namespace {
@@ -218,7 +219,7 @@ class ReadyOp : public OpKernel {
         recorder.Stalls();
       }
     } catch (const Error&) {
-      // The communicator has been closed; its operation will report that.
+      // The communicator has been closed. Its operations will report this.
     }
   }
 
@@ -240,7 +241,8 @@ class InputEndsOp : public OpKernel {
   void Compute(OpKernelContext*) override { Activity::Instance().InputEnds(); }
 };
 
-// Marks the beginning or the end of a span. The end takes the time from the beginning's output.
+// The two kernels mark the beginning and the end of a span. The output of SpanBeginsOp is an input
+// of SpanEndsOp: the time when the span began.
 class SpanBeginsOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
@@ -278,7 +280,7 @@ REGISTER_KERNEL_BUILDER(Name("TfdistInputEnds").Device(tensorflow::DEVICE_CPU), 
 }  // namespace
 }  // namespace tfdist::tf
 
-// Decides whether the shapes of a step's rows are among the shapes to compile clusters for.
+// Decides whether XLA's clusters are compiled for the shapes of a step's tensors.
 
 namespace tfdist::tf {
 namespace {
@@ -287,12 +289,13 @@ using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 
-// XLA compiles each new shape, which takes longer than many steps. So the first shapes are
-// compiled, and others once they are frequent, up to a limit per step.
+// XLA compiles a cluster separately for each new set of shapes, which takes longer than many steps.
+// The first shapes of a step are compiled immediately. Other shapes are compiled after they have
+// occurred kOften times, until kMax sets of shapes have been compiled.
 constexpr int kOften = 16;
 constexpr int kMax = 16;
-// The maximum number of shapes counted concurrently: rows of ever new lengths must not exhaust
-// memory.
+// The maximum number of shapes that are counted at the same time, so that ever new lengths of rows
+// cannot exhaust the memory.
 constexpr size_t kMaxCounted = 1024;
 
 class ShapesFitOp : public OpKernel {
@@ -306,7 +309,7 @@ class ShapesFitOp : public OpKernel {
       const auto shape = context->input(i).flat<int64_t>();
       shapes.push_back(shape.size());
       shapes.insert(shapes.end(), shape.data(), shape.data() + shape.size());
-      // A replica without rows computes differently, with one row of zeros.
+      // A replica without rows computes in a different way, with one row of zeros.
       empty |= std::count(shape.data(), shape.data() + shape.size(), 0) > 0;
     }
     tensorflow::Tensor* fits = nullptr;
@@ -319,7 +322,8 @@ class ShapesFitOp : public OpKernel {
     std::lock_guard<std::mutex> lock(mutex_);
     if (compiled_.count(shapes) > 0) return true;
     if (compiled_.size() == kMax) return false;
-    // Frequent shapes soon reach the count again.
+    // If there are too many shapes, all counts are dropped. Frequent shapes will soon reach kOften
+    // again.
     if (times_.size() == kMaxCounted && times_.count(shapes) == 0) times_.clear();
     if (!compiled_.empty() && ++times_[shapes] < kOften) return false;
     compiled_.insert(shapes);
@@ -330,7 +334,8 @@ class ShapesFitOp : public OpKernel {
 
   std::mutex mutex_;
   std::set<std::vector<int64_t>> compiled_;
-  std::map<std::vector<int64_t>, int> times_;  // the occurrences of shapes not yet compiled
+  // The number of occurrences of each set of shapes that is not compiled.
+  std::map<std::vector<int64_t>, int> times_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("TfdistShapesFit").Device(tensorflow::DEVICE_CPU), ShapesFitOp);
@@ -338,7 +343,7 @@ REGISTER_KERNEL_BUILDER(Name("TfdistShapesFit").Device(tensorflow::DEVICE_CPU), 
 }  // namespace
 }  // namespace tfdist::tf
 
-// The kernel that returns this process's rank and the number of ranks to a graph.
+// The kernel that returns this process's rank and the number of ranks.
 
 namespace tfdist::tf {
 namespace {

@@ -1,4 +1,4 @@
-// Operations of atomic steps: the undo log, marks and shapes.
+// The undo log, with which the ops in step_ops.cc make steps atomic.
 #pragma once
 
 #include <cstdint>
@@ -11,39 +11,46 @@
 
 namespace tfdist::tf {
 
-// The undo log of this process's running step; steps do not overlap.
+// The undo log of the step that this process currently runs. Steps do not overlap.
 //
-// It keeps references to variables' buffers. TensorFlow's kernels copy a shared buffer before they
-// change it, so only changed variables are copied.
+// The log keeps references to the buffers of variables. TensorFlow's kernels copy a shared buffer
+// before they change it, so only variables that change are copied.
 //
-// A step that is rolled back here may have committed elsewhere. It can be redone if every rank
-// writes its worker-local state before it contributes to an operation that all ranks wait for: a
-// rank with the committed step then knows that all ranks had written these values.
+// A step that is rolled back on this rank may have been committed on another rank. The step can
+// then be redone here, if every rank writes its worker-local state before it contributes to an
+// operation for which all ranks wait. If one rank has committed the step, all ranks had already
+// written this state.
 class UndoLog {
  public:
   using Variable = tensorflow::core::RefCountPtr<tensorflow::Var>;
 
   static UndoLog& Instance();
 
-  // Begins a step. Args: complete: all written variables are kept, so an update can be undone.
+  // Begins a step.
+  // Args: complete: whether all variables that the step writes are kept, so that even an update can
+  // be undone.
   void Begin(bool complete);
-  // Keeps a variable that the step may write before it fails.
+  // Keeps the value of a variable that the step may write before it fails.
   void Keep(Variable variable);
-  // Records that the step has finished communicating, and now writes variables that are not kept.
+  // Records that the step has finished its communication. From now on, it writes variables that are
+  // not kept.
   void UpdateBegins();
   // Commits the step.
   void Commit();
-  // Restores the kept variables if a step has begun and is not committed. Returns whether this
-  // undid the whole step: no update of variables that are not kept had begun.
+  // If a step has begun and has not been committed, restores the values that were kept. Returns
+  // whether this has undone the whole step. It has not if the step had begun to update variables
+  // that are not kept.
+  // Args: redoable: whether `Redo` may be called later.
   bool RollBack(bool redoable);
-  // Restores the values that the last `RollBack` removed, if it was redoable.
+  // Restores the values that the last `RollBack` removed. Has an effect only if that call was
+  // redoable.
   void Redo();
-  // The number of committed steps.
+  // Returns the number of committed steps.
   int64_t committed() const;
 
  private:
   struct Kept {
-    // Swaps the variable's value and the kept value.
+    // Exchanges the value of the variable with the kept value.
     void Swap();
 
     Variable variable;

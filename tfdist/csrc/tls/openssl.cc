@@ -12,7 +12,8 @@ namespace {
 constexpr const char* kNames[] = {"libssl.so.3", "libssl.so.1.1"};
 
 void* Open() {
-  // Prefers a library that is already loaded, such as Python's: one process should not use two.
+  // If a library is already loaded, for example by Python, uses this library: a process should not
+  // use two different OpenSSL libraries.
   for (const int flags : {RTLD_NOW | RTLD_NOLOAD, RTLD_NOW}) {
     for (const char* name : kNames) {
       if (void* const library = dlopen(name, flags)) return library;
@@ -27,7 +28,7 @@ void* Open() {
 Library Resolve() {
   void* const opened = Open();
   const auto find = [opened](const char* name) {
-    void* const found = dlsym(opened, name);  // also in libcrypto, which libssl loads
+    void* const found = dlsym(opened, name);  // also searches libcrypto, which libssl loads
     if (!found) {
       throw Error(Code::kInvalidArgument, std::string("TLS between the workers needs OpenSSL ") +
                                               "1.1.1 or newer; the one found lacks " + name +
@@ -63,13 +64,14 @@ const char* Reason() {
 namespace tfdist {
 namespace {
 
-// The first cipher is strong enough, and the fastest on processors with AES instructions.
+// The first cipher suite is strong enough, and it is the fastest one on processors with AES
+// instructions.
 constexpr char kCiphers[] =
     "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256";
 
 constexpr size_t kReadBytes = 128 << 10;
 
-// Provides no passphrase, so that OpenSSL does not prompt for one at the terminal.
+// Returns no passphrase, so that OpenSSL does not ask for a passphrase at the terminal.
 int NoPassphrase(char*, int, int, void*) { return -1; }
 
 void Check(bool done, const std::string& what, const std::string& path) {
@@ -90,14 +92,15 @@ TlsContext::TlsContext(const TlsFiles& files) : secret_(files.secret) {
     throw Error(Code::kInternal, std::string("OpenSSL cannot start: ") + openssl::Reason() + ".");
   }
   ssl.SSL_CTX_ctrl(context, openssl::kSetMinimumVersion, openssl::kTls13, nullptr);
-  // Connections are never resumed.
+  // Connections are never resumed, so sessions are not cached.
   ssl.SSL_CTX_ctrl(context, openssl::kSetSessionCache, 0, nullptr);
   ssl.SSL_CTX_set_num_tickets(context, 0);
-  // Reads more than one record of 16 KiB per call.
+  // Allows OpenSSL to read more than one record of 16 KiB per call.
   ssl.SSL_CTX_ctrl(context, openssl::kSetReadAhead, 1, nullptr);
   ssl.SSL_CTX_set_default_read_buffer_len(context, kReadBytes);
   ssl.SSL_CTX_set_options(context, openssl::kNoTicket | openssl::kNoRenegotiation);
-  // Fails only if a system policy forbids these ciphers; the system's choice then remains.
+  // This fails only if a policy of the system forbids these cipher suites. The system's choice then
+  // remains.
   ssl.SSL_CTX_set_ciphersuites(context, kCiphers);
   ssl.SSL_CTX_set_verify(context, openssl::kVerifyBoth, nullptr);
   ssl.SSL_CTX_set_default_passwd_cb(context, NoPassphrase);

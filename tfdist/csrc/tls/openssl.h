@@ -1,4 +1,4 @@
-// OpenSSL, loaded at run time, and its contexts.
+// OpenSSL, which is loaded at run time, and its contexts.
 #pragma once
 
 #include <cstddef>
@@ -6,8 +6,8 @@
 #include <memory>
 #include <string>
 
-// The OpenSSL functions in use, loaded at run time. Compilation needs no part of OpenSSL, and the
-// process uses the same OpenSSL as Python.
+// The OpenSSL functions that the core uses. They are loaded at run time. The compilation therefore
+// does not need OpenSSL, and the process uses the same OpenSSL as Python.
 
 namespace tfdist::openssl {
 
@@ -18,7 +18,7 @@ struct BIO;
 struct BIO_METHOD;
 struct EVP_MD;
 
-// Constants of OpenSSL 1.1 and 3.
+// Constants that are the same in OpenSSL 1.1 and OpenSSL 3.
 constexpr int kPem = 1;                          // SSL_FILETYPE_PEM
 constexpr int kVerifyBoth = 1 | 2;               // SSL_VERIFY_PEER, SSL_VERIFY_FAIL_IF_NO_PEER_CERT
 constexpr int kSetMinimumVersion = 123;          // SSL_CTRL_SET_MIN_PROTO_VERSION
@@ -36,7 +36,7 @@ constexpr int kRetries = 0x0f;                   // BIO_FLAGS_RWS, BIO_FLAGS_SHO
 constexpr int kFlush = 11;                       // BIO_CTRL_FLUSH
 constexpr long kVerified = 0;                    // X509_V_OK
 
-// Name, return type, parameters.
+// For each function: its name, return type and parameters.
 #define TFDIST_OPENSSL(F)                                                                   \
   F(TLS_method, const SSL_METHOD*, ())                                                      \
   F(SSL_CTX_new, SSL_CTX*, (const SSL_METHOD*))                                             \
@@ -90,31 +90,31 @@ struct Library {
 #undef TFDIST_MEMBER
 };
 
-// Returns the process-wide library. Throws Error if there is none.
+// Returns the OpenSSL library of this process. Throws Error if there is none.
 const Library& Load();
 
-// Returns why this thread's last call failed, and clears the error.
+// Returns the reason why the last call of this thread failed, and clears the error.
 const char* Reason();
 
 }  // namespace tfdist::openssl
 
 namespace tfdist {
 
-// The credentials of this process, and the authority that it trusts: the paths of PEM files. All
-// three are set, or none if there is no TLS.
+// The paths of PEM files with the credentials of this process and with the authority that it
+// trusts. Either all three paths are set, or none of them if the connections do not use TLS.
 struct TlsFiles {
   std::string certificate;
   std::string key;
-  std::string ca;           // the authority that signed all ranks' certificates
+  std::string ca;           // the authority that has signed all ranks' certificates
   std::string secret = {};  // a secret shared by all ranks; empty for none
 
   bool any() const { return !(certificate.empty() && key.empty() && ca.empty()); }
 };
 
-// Created once for all connections of a communicator; threads may share it.
+// The OpenSSL context of all connections of a communicator. Threads may share it.
 class TlsContext {
  public:
-  // Throws Error(kInvalidArgument) if OpenSSL is missing or cannot use the files.
+  // Throws Error(kInvalidArgument) if OpenSSL is not found, or if OpenSSL cannot use the files.
   explicit TlsContext(const TlsFiles& files);
 
   openssl::SSL_CTX* get() const { return context_.get(); }

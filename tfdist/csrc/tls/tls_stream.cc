@@ -14,11 +14,11 @@
 namespace tfdist {
 namespace {
 
-// The number of bytes to encrypt before sending: enough to make the cost of calls negligible, and
-// few enough to stay in the caches.
+// The number of bytes that are encrypted before they are sent. It is large enough to make the cost
+// of the calls negligible, and small enough that the bytes stay in the caches.
 constexpr size_t kMaxBytes = 128 << 10;
 
-// RFC 5705: unregistered labels begin with EXPERIMENTAL.
+// According to RFC 5705, unregistered labels begin with EXPERIMENTAL.
 constexpr char kLabel[] = "EXPERIMENTAL tfdist secret";
 constexpr char kServer[] = "server", kClient[] = "client";
 
@@ -26,7 +26,8 @@ bool IsNotYet(int error) { return error == EAGAIN || error == EWOULDBLOCK || err
 
 }  // namespace
 
-// OpenSSL's own socket access would raise SIGPIPE, and make one call for every 16 KiB.
+// OpenSSL accesses the socket through these functions. If OpenSSL accessed the socket itself, it
+// could raise SIGPIPE, and it would make one call for every 16 KiB.
 struct TlsStream::Callbacks {
   static TlsStream& Of(openssl::BIO* bio) {
     return *static_cast<TlsStream*>(openssl::Load().BIO_get_data(bio));
@@ -77,7 +78,7 @@ TlsStream::TlsStream(const TlsContext& context, std::unique_ptr<Socket> socket, 
   if (!bio) throw Error(Code::kInternal, "OpenSSL cannot allocate another connection.");
   ssl.BIO_set_data(bio, this);
   ssl.BIO_set_init(bio, 1);
-  ssl.SSL_set_bio(ssl_.get(), bio, bio);  // takes ownership of the BIO also
+  ssl.SSL_set_bio(ssl_.get(), bio, bio);  // also takes ownership of the BIO
   server ? ssl.SSL_set_accept_state(ssl_.get()) : ssl.SSL_set_connect_state(ssl_.get());
 }
 
@@ -139,10 +140,11 @@ bool TlsStream::Secure() {
     return result == 1 ? 0 : ssl.SSL_get_error(ssl_.get(), result);
   };
   int error = advance();
-  // Flush even after a failure, since the alert informs the other end of the cause.
+  // Sends pending bytes even after a failure, because they may contain an alert that informs the
+  // other end of the cause.
   const bool flushed = Flush();
   if (error == 0 && !socket_error_) return flushed;
-  // A pending alert from the other end says more than the broken connection.
+  // If the connection is broken, an alert that the other end has sent explains the cause better.
   if (error == openssl::kWantRead && socket_error_) error = advance();
   if (error == openssl::kWantRead && !socket_error_) return false;
   const long verified = ssl.SSL_get_verify_result(ssl_.get());
@@ -181,7 +183,8 @@ ssize_t TlsStream::Write(const char* data, size_t bytes) {
       return Failed(result);
     }
   }
-  // Encrypted bytes count as written once they are sent, so that no separate flush is needed.
+  // Encrypted bytes count as written only when they have been sent, so that no separate flush is
+  // needed.
   if (!Flush()) {
     errno = socket_error_ ? socket_error_ : EAGAIN;
     return -1;
@@ -227,7 +230,7 @@ constexpr int kPollMilliseconds = 100;
 
 struct Greeting {
   TlsStream* stream;
-  const std::string* name;  // the rank at the other end
+  const std::string* name;  // name of the rank at the other end
 };
 
 Sockets TakeOver(const std::vector<int>& descriptors) {
@@ -259,7 +262,7 @@ bool Advance(const Greeting& greeting) {
   }
 }
 
-// Runs all handshakes concurrently, so that a slow one does not delay the others.
+// Runs all handshakes concurrently, so that a slow handshake does not delay the others.
 void ShakeHands(std::vector<Greeting> greetings, double seconds) {
   const auto deadline = Clock::now() + std::chrono::duration<double>(seconds);
   for (;;) {

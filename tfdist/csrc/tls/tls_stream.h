@@ -11,17 +11,19 @@
 
 namespace tfdist {
 
-// A TLS connection between two ranks that have proven to belong to the job.
+// A TLS connection between two ranks that have proven to each other that they belong to the job.
 class TlsStream : public Stream {
  public:
-  // Args: server: whether this end is the server; exactly one end must be.
+  // Args: server: whether this end of the connection is the TLS server. Exactly one end must be the
+  // server.
   TlsStream(const TlsContext& context, std::unique_ptr<Socket> socket, bool server);
 
-  // Advances the handshake without blocking, and returns whether it is done. If not, poll
-  // descriptor() for events(). After the TLS handshake, both ends prove that they have the job's
-  // secret, by an HMAC of keys unique to this connection (RFC 8446, 7.5): a proof from another
-  // connection is worthless here. Throws Error(kUnavailable) with the reason if the handshake
-  // fails.
+  // Advances the handshake without blocking, and returns whether the handshake is complete. If it
+  // is not, poll descriptor() for events(), and call this function again.
+  //
+  // After the TLS handshake, both ends prove that they know the job's secret. A proof is an HMAC of
+  // keys that are unique to this connection (RFC 8446, 7.5), so a proof from another connection is
+  // worthless here. Throws Error(kUnavailable) with the reason if the handshake fails.
   bool Handshake();
   short events() const;
 
@@ -50,14 +52,14 @@ class TlsStream : public Stream {
   size_t proof_received_ = 0;
   Proof received_;
   std::unique_ptr<openssl::SSL, Free> ssl_;
-  std::vector<char> out_;  // encrypted data, unsent from `sent_` on
+  std::vector<char> out_;  // encrypted data; the bytes from `sent_` on are unsent
   size_t sent_ = 0;
-  size_t taken_ = 0;      // the caller's bytes in `out_`
-  bool ended_ = false;    // the other end has closed the connection
-  int socket_error_ = 0;  // errno of the socket, once it is broken
+  size_t taken_ = 0;      // number of the caller's bytes that are encrypted in `out_`
+  bool ended_ = false;    // whether the other end has closed the connection
+  int socket_error_ = 0;  // errno of the socket if it is broken, otherwise 0
 };
 
-// For each rank, its stream, or null.
+// For each rank, a stream to this rank, or null.
 using Streams = std::vector<std::unique_ptr<Stream>>;
 
 struct Connections {
@@ -65,10 +67,13 @@ struct Connections {
   Streams data;
 };
 
-// Makes streams from a group's connections: unencrypted, or in TLS once all handshakes are done.
-// Args: this rank; each rank's name in messages; two descriptors per rank, or -1, owned by this
-// call even if it fails; the TLS settings, if any; the time limit. Of two ranks, the lower one is
-// the server. Throws Error naming a rank that cannot be reached.
+// Creates streams from the connections of a group. If the TLS settings are not empty, the streams
+// use TLS, and the function returns when all handshakes are complete. Of two ranks, the one with
+// the lower number is the TLS server. If a rank cannot be reached, throws Error with the name of
+// that rank.
+// Args: rank: this rank; names: each rank's name in messages; control, data: for each rank, a
+// descriptor or -1; files: the TLS settings; seconds: the time limit. The function takes ownership
+// of all descriptors, even if it fails.
 Connections Connect(int rank, const std::vector<std::string>& names,
                     const std::vector<int>& control, const std::vector<int>& data,
                     const TlsFiles& files, double seconds);

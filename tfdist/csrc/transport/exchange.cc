@@ -10,8 +10,8 @@
 namespace tfdist {
 namespace {
 
-// Ranks on this host cannot wake poll(), so poll() must return soon if both kinds of links are
-// pending.
+// Other ranks of this host cannot wake poll(). If transfers over both kinds of links are pending,
+// poll() must therefore return soon.
 constexpr int kMixedPollMilliseconds = 1;
 constexpr int kPollMilliseconds = 20;
 constexpr int kSpins = 200;
@@ -88,7 +88,7 @@ bool Exchange::AdvanceIn(int rank, Stream& stream) {
   next.received += got;
   const size_t received = next.received;
   const bool whole = received == next.bytes;
-  // The callback may add to the queues, so it is moved out first.
+  // The callback may add to the queues, so it is moved out of the queue before it is called.
   const OnBytes on_bytes = whole ? std::move(next.on_bytes) : next.on_bytes;
   if (whole) stream.in.pop_front();
   if (on_bytes) on_bytes(received);

@@ -11,26 +11,31 @@
 
 namespace tfdist {
 
-// The sends and receives of one collective. Every stream begins with the collective's fingerprint,
-// which the receiver compares with its own. Sends on a link stay in order, and so do receives.
+// The sends and receives of one collective. The data that a rank sends to another rank begin with
+// the collective's fingerprint, which the receiver compares with its own fingerprint. The sends to
+// a rank are executed in order, and so are the receives from a rank.
 class Exchange {
  public:
   Exchange(Fabric& fabric, const Fingerprint& joined);
 
-  // The caller keeps the memory valid until `Run` returns. Before that, results may be written into
-  // memory that has been sent: a part of an all-reduce's result exists only once its owner has read
-  // all inputs of that part, so the overwritten data have been sent. A link that refers to the
-  // memory after `Write` has returned would break this. `fill`, if any, is called once before the
-  // first byte is sent, to produce the data.
+  // Adds a send of `bytes` bytes to `rank`. The caller keeps the memory valid until `Run` returns.
+  // If `fill` is given, it is called once before the first byte is sent, and writes the data into
+  // this memory.
+  //
+  // The result of a collective may overwrite its input before `Run` returns. In an all-reduce, for
+  // example, the result of a part exists only after the owner of the part has read all inputs, so
+  // these inputs have already been sent. A link must therefore not use the memory after `Write` has
+  // returned.
   using Fill = std::function<void()>;
   void Send(int rank, const void* data, size_t bytes, Fill fill = {});
 
-  // `on_bytes`, if any, receives the number of bytes received so far, whenever it grows; it may
-  // call `Send`.
+  // Adds a receive of `bytes` bytes from `rank`. If `on_bytes` is given, it is called whenever
+  // bytes have arrived, with the number of bytes received so far. It may call `Send` and `Receive`.
   using OnBytes = std::function<void(size_t received)>;
   void Receive(int rank, void* data, size_t bytes, OnBytes on_bytes = {});
 
-  // Runs until all transfers are complete. Throws Error after a mismatch, a lost rank or an abort.
+  // Runs until all sends and receives are complete. Throws Error after a mismatch, a lost rank or
+  // an abort.
   void Run();
 
  private:
@@ -64,7 +69,7 @@ class Exchange {
   Fabric& fabric_;
   Fingerprint joined_;
   std::vector<Stream> streams_;
-  bool waited_ = false;  // whether this rank has waited so far
+  bool waited_ = false;  // whether this rank has had to wait for other ranks
 };
 
 }  // namespace tfdist

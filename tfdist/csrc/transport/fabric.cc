@@ -22,7 +22,8 @@ size_t RingLink::Write(const char* data, size_t bytes) {
   Ring& ring = segment.ring(host_.rank(), other_);
   const size_t room = segment.ring_bytes();
   const uint64_t written = ring.written.load(std::memory_order_relaxed);
-  // The other rank's count is not trusted beyond the memory's size.
+  // The other rank writes `ring.read`, and its value is not trusted. The number of unread bytes is
+  // therefore limited to the size of the ring.
   const uint64_t unread = std::min<uint64_t>(written - ring.read.load(kInOrder), room);
   const size_t taken = std::min(bytes, room - static_cast<size_t>(unread));
   if (taken == 0) return 0;
@@ -57,8 +58,8 @@ size_t RingLink::Read(char* data, size_t bytes) {
 
 namespace {
 
-// The maximum number of bytes per call. Received data are then still in the caches when they are
-// used, and no link delays the others.
+// The maximum number of bytes per call. It is small enough that received data are still in the
+// caches when they are used, and that no link delays the other links.
 constexpr size_t kMaxBytes = 256 << 10;
 
 }  // namespace

@@ -1,4 +1,5 @@
-// The links to the other ranks: rings in shared memory, or streams.
+// The links of a rank to the other ranks: rings in shared memory within a host, and streams between
+// hosts.
 #pragma once
 
 #include <atomic>
@@ -21,19 +22,20 @@ class Link {
  public:
   virtual ~Link() = default;
 
-  // Transfers as many bytes as possible without blocking, perhaps none, and returns their number.
-  // Throws Error(kUnavailable) if the other end is gone.
+  // Transfers as many bytes as possible without blocking, and returns the number of these bytes,
+  // which may be 0. Throws Error(kUnavailable) if the other end is gone.
   virtual size_t Write(const char* data, size_t bytes) = 0;
   virtual size_t Read(char* data, size_t bytes) = 0;
 
-  // The descriptor to poll for progress; -1 if progress signals a futex event instead.
+  // Returns the descriptor that must be polled for progress. Returns -1 if the other rank signals
+  // this rank's futex event instead.
   virtual int descriptor() const { return -1; }
 };
 
-// A link between two ranks of one host, through two rings in their segment.
+// A link between two ranks of the same host, which consists of two rings in their shared memory.
 class RingLink : public Link {
  public:
-  // Args: this rank's host, and the other rank's position on it.
+  // Args: host: this rank's host; other: the position of the other rank on this host.
   RingLink(Host& host, int other);
 
   size_t Write(const char* data, size_t bytes) override;
@@ -62,17 +64,17 @@ class SocketLink : public Link {
   const std::string name_;
 };
 
-// The placement of ranks. A host's ranks are in ascending order, and so are the hosts by their
-// first rank.
+// The hosts of a group, and the ranks on each host. The ranks of a host are in ascending order. The
+// hosts are in the order of their first ranks.
 struct Topology {
   int rank = 0;
   int size = 1;
-  std::vector<std::string> names;       // for messages, one for each rank
+  std::vector<std::string> names;       // for each rank, its name in messages
   std::vector<std::vector<int>> hosts;  // the ranks of each host
   std::vector<int> host_of;             // for each rank, an index into `hosts`
   std::vector<int> place_of;            // for each rank, its position on its host
 
-  // Args: host_ids: for each rank, a number unique to its host.
+  // Args: host_ids: for each rank, a number that identifies its host.
   static Topology From(int rank, std::vector<std::string> names, const std::vector<int>& host_ids);
 
   const std::vector<int>& my_host() const {
@@ -81,15 +83,16 @@ struct Topology {
   int my_place() const { return place_of[static_cast<size_t>(rank)]; }
 };
 
-// A rank's connections to its group: its host's segment, and a link to every rank.
+// All connections of a rank to its group: the shared memory of its host, and a link to every other
+// rank.
 struct Fabric {
   Topology topology;
   std::unique_ptr<Host> host;
-  std::vector<std::unique_ptr<Link>> links;  // one per rank, null for this one
+  std::vector<std::unique_ptr<Link>> links;  // one for each rank; null for this rank
   Guard& guard;
   Recorder& recorder;
-  Scratch host_scratch = {};  // for data passed between a host's ranks
-  Scratch link_scratch = {};  // for data passed over links
+  Scratch host_scratch = {};  // for data that are exchanged within the host
+  Scratch link_scratch = {};  // for data that are exchanged over links
 
   Link& link(int other) { return *links[static_cast<size_t>(other)]; }
 };

@@ -10,12 +10,13 @@
 namespace tfdist {
 namespace {
 
-// A rank stores its progress and then reads the events' `asleep`; a sleeper stores `asleep` and
-// then reads the progress. Only sequential consistency guarantees that one of the two sees the
-// other's store.
+// A rank that makes progress stores its progress and then reads `asleep`. A rank that goes to sleep
+// stores `asleep` and then reads the progress. Only sequential consistency guarantees that at least
+// one of them sees the other one's store.
 constexpr auto kInOrder = std::memory_order_seq_cst;
 
-// The interval between measurements, in collectives; measuring stalls the processor.
+// The distance to other cores is measured once in this number of collectives, because a measurement
+// stalls the CPU.
 constexpr uint64_t kMeasured = 8;
 
 }  // namespace
@@ -55,15 +56,15 @@ const EagerSlot& Host::Await(int rank) {
   if (waits) Wait([&] { return arrived.load(kInOrder) >= collectives_; });
   if (rank != rank_) recorder_.Arrived(group_ranks_[static_cast<size_t>(rank)], waits);
   const EagerSlot& slot = segment_->slot(rank, collectives_);
-  // Only the first read is measured: a second one would hit this core's own cache.
+  // Only the first read is measured, because a second read would hit the cache of this core.
   uint64_t& awaited = awaited_[static_cast<size_t>(rank)];
   if (rank != rank_ && collectives_ % kMeasured == 0 && awaited != collectives_) {
-    // Limits the effect of an interruption on the measurement.
+    // The limit reduces the effect of an interruption during the measurement.
     const unsigned long ticks = std::min(TicksToRead(&slot), 4 * kFarTicks);
     ticks_ = (3 * ticks_ + ticks) / 4;
   }
   awaited = collectives_;
-  // A copy, since the other rank can change its memory.
+  // This is a copy, because the other rank can change its memory at any time.
   const Fingerprint theirs = slot.fingerprint;
   if (rank != rank_ && !Agree(joined_, theirs)) {
     throw Disagreement(names_[static_cast<size_t>(rank_)], joined_,
@@ -79,7 +80,8 @@ void Host::AwaitAll() {
 }
 
 void Host::Copy(void* to, const void* from, size_t bytes) {
-  // Virtual processors migrate between cores, so the distance is measured repeatedly.
+  // The CPUs of a virtual machine may migrate between cores, so the distance is measured
+  // repeatedly.
   if (ticks_ > kFarTicks) {
     CopyFar(to, from, bytes);
   } else {
@@ -94,7 +96,8 @@ uint64_t Host::TakeChunks(uint64_t count) {
 }
 
 size_t Host::TakeRoom(uint64_t chunk, size_t bytes) {
-  // Uses the room as a ring, so that other caches no longer hold a line when it is rewritten.
+  // Uses the room as a ring buffer. When a cache line is overwritten, other caches therefore no
+  // longer hold it.
   if (room_next_ + bytes > segment_->room_bytes()) room_next_ = 0;
   const size_t begin = room_next_;
   room_next_ += bytes;

@@ -1,4 +1,4 @@
-// A rank among the ranks of its host: eager slots, chunks and rings in their shared segment.
+// A rank's access to the memory that the ranks of its host share: eager slots, chunks and rings.
 #pragma once
 
 #include <atomic>
@@ -18,9 +18,10 @@ namespace tfdist {
 
 class Host {
  public:
-  // Args: the segment (null for a rank alone on its host), this rank's position on the host, the
-  // positions' ranks in the group and their names for messages, a guard that ends waits early, and
-  // a recorder of arrivals.
+  // Args: segment: the shared memory, or null if no other rank is on this host; rank: this rank's
+  // position on the host; group_ranks: for each position on the host, the rank in the group; names:
+  // for each position, the rank's name in messages; guard: ends waits early; recorder: records when
+  // other ranks arrive.
   Host(std::unique_ptr<Segment> segment, int rank, std::vector<int> group_ranks,
        std::vector<std::string> names, Guard& guard, Recorder& recorder);
 
@@ -30,21 +31,25 @@ class Host {
   Segment& segment() { return *segment_; }
   Guard& guard() { return guard_; }
 
-  // Announces that this rank has joined a collective, with up to EagerSlot::kBytes of data.
+  // Announces that this rank has joined a collective, and publishes up to EagerSlot::kBytes of
+  // data.
   void Arrive(const Fingerprint& fingerprint, const ConstBufferList& data = {});
 
-  // Waits for a rank to join this rank's current collective, and returns its eager slot. Throws
-  // Disagreement if the rank has joined another collective.
+  // Waits until the rank at position `rank` has joined this rank's current collective, and returns
+  // that rank's eager slot. Throws the error of `Disagreement` if that rank has joined another
+  // collective.
   const EagerSlot& Await(int rank);
   void AwaitAll();
 
-  // Copies into the segment so that the other ranks can read the data fastest.
+  // Copies data into the shared memory, in the way that lets the other ranks read them fastest.
   void Copy(void* to, const void* from, size_t bytes);
 
-  // The chunks of one transfer; all ranks of the host take the same number.
+  // Takes the numbers of `count` chunks for a transfer, and returns the first number. All ranks of
+  // the host take the same number of chunks.
   uint64_t TakeChunks(uint64_t count);
-  // Waits until a chunk may be written, and returns its offset in each rank's room. All ranks of
-  // the host take the same chunks with the same size, at most chunk_bytes(), in order.
+  // Waits until a chunk may be written, and returns the chunk's offset in the room of every rank.
+  // All ranks of the host take the same chunks with the same sizes in the same order. The maximum
+  // size of a chunk is chunk_bytes().
   size_t TakeRoom(uint64_t chunk, size_t bytes);
   void Publish(uint64_t chunk);
   void AwaitPublished(int rank, uint64_t chunk);
@@ -52,13 +57,14 @@ class Host {
   void AwaitReduced(int rank, uint64_t chunk);
   void Finish(uint64_t chunk);
 
-  // Wakes sleeping ranks; called after each progress that another rank may wait for.
+  // Wakes the sleeping ranks of the host. Called after each progress for which another rank may
+  // wait.
   void Wake();
   void Wake(int rank);
   FutexEvent& event() { return segment_->progress(rank_).event; }
   const SpinPolicy& spin_policy() const { return spin_policy_; }
 
-  std::atomic<uint64_t> copied_bytes{0};  // copied into the segment
+  std::atomic<uint64_t> copied_bytes{0};  // number of bytes copied into the shared memory
 
  private:
   Progress& mine() { return segment_->progress(rank_); }
@@ -76,12 +82,15 @@ class Host {
   Guard& guard_;
   Recorder& recorder_;
   const SpinPolicy spin_policy_;
-  std::vector<uint64_t> awaited_;  // per rank, the last collective with an eager slot that was read
+  // For each rank, the number of the last collective in which this rank read that rank's eager
+  // slot.
+  std::vector<uint64_t> awaited_;
   Fingerprint joined_;
-  uint64_t collectives_ = 0;  // joined so far
+  uint64_t collectives_ = 0;  // number of collectives joined so far
   uint64_t chunks_ = 0;       // number of chunks taken so far; the first chunk is number 1
   size_t room_next_ = 0;
-  unsigned long ticks_ = 0;  // running mean of the time to read another rank's data
+  // The running mean of the number of clock ticks that it takes to read another rank's data.
+  unsigned long ticks_ = 0;
 };
 
 }  // namespace tfdist

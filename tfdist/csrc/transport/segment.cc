@@ -18,7 +18,7 @@
 namespace tfdist {
 namespace {
 
-// A dead rank does not wake sleepers, so they wake up periodically.
+// A rank that has died does not wake sleeping ranks, so they wake up periodically.
 constexpr long kNapNanoseconds = 20'000'000;
 
 long Futex(std::atomic<uint32_t>* word, int operation, uint32_t value, const timespec* timeout) {
@@ -41,7 +41,7 @@ void FutexEvent::Sleep(uint32_t seen) {
 SpinPolicy SpinPolicy::For(int ranks) {
   static const int cores = static_cast<int>(std::thread::hardware_concurrency());
   if (ranks <= cores) return {2000, 20};
-  // Without spinning, since a rank without a core must run first.
+  // The ranks do not spin, because a rank without a core must be able to run first.
   return {0, 60};
 }
 
@@ -53,15 +53,17 @@ constexpr size_t kPage = 4096;
 
 size_t RoundUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
-// Large enough that a rank's room exceeds its second-level cache: another core reads lines faster
-// once they have moved to the third level. All rooms together take at most 32 MiB.
+// The maximum size of a chunk. It is large enough that a rank's room exceeds the rank's L2 cache:
+// another core reads cache lines faster when they have moved to the L3 cache. All rooms together
+// take at most 32 MiB, unless a host has more than 90 ranks.
 size_t ChunkBytes(int ranks) {
   const auto n = static_cast<size_t>(ranks);
   const size_t share = (size_t{32} << 20) / (4 * n) / kPage * kPage;
   return std::max(std::min(share, size_t{512} << 10), n * (size_t{1} << 10));
 }
 
-// The rings of all pairs together take at most 16 MiB.
+// The size of the data of a ring. The rings of all pairs of ranks together take at most 16 MiB,
+// unless a host has more than 64 ranks.
 size_t RingBytes(int ranks) {
   const auto pairs = static_cast<size_t>(ranks) * static_cast<size_t>(ranks);
   const size_t share = (size_t{16} << 20) / pairs / kPage * kPage;
@@ -81,7 +83,7 @@ size_t Segment::BytesFor(int ranks) {
 Segment::Segment(int descriptor, size_t bytes, int ranks)
     : memory_(MAP_FAILED), bytes_(bytes), ranks_(ranks), mapped_(true) {
   struct stat status{};
-  // An access beyond the end of a file that is too short would kill this process.
+  // If the file is too short, an access beyond its end would kill this process.
   const bool fits = bytes >= BytesFor(ranks) && fstat(descriptor, &status) == 0 &&
                     status.st_size >= static_cast<off_t>(bytes);
   if (fits) memory_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);

@@ -1,4 +1,4 @@
-// The shared memory of the ranks of a host, with futexes to wake them.
+// The memory that the ranks of a host share, and futexes to wake sleeping ranks.
 #pragma once
 
 #include <atomic>
@@ -10,24 +10,24 @@
 
 namespace tfdist {
 
-// A rank's futex event, in shared memory. A rank that makes progress signals the events of sleeping
-// ranks.
+// The event on which a rank sleeps, in shared memory. A rank that makes progress signals the events
+// of the sleeping ranks.
 struct alignas(64) FutexEvent {
   std::atomic<uint32_t> asleep;
   std::atomic<uint32_t> signals;
 
   void Signal();
-  // Sleeps until the event has been signaled since `seen`, at most briefly.
+  // Sleeps until the number of signals differs from `seen`, or until a short time has passed.
   void Sleep(uint32_t seen);
 };
 
-// The numbers of rounds to spin and to yield before sleeping; they depend on whether every rank has
-// a core.
+// How many rounds a waiting rank spins, and how many rounds it then yields its core, before it
+// sleeps. The numbers depend on whether the host has a core for every rank.
 struct SpinPolicy {
   int spins;
   int yields;
 
-  // Args: the number of ranks on this host.
+  // Args: ranks: the number of ranks on this host.
   static SpinPolicy For(int ranks);
 };
 
@@ -41,8 +41,8 @@ inline void Pause() {
 
 void GiveCoreAway();
 
-// Waits until `ready()`: spins briefly, yields the core, then sleeps. Args: mine: the event of the
-// waiting rank.
+// Waits until `ready()` returns true: first spins, then yields the core, and then sleeps.
+// Args: mine: the event on which the waiting rank sleeps.
 template <typename Ready>
 void WaitUntil(Ready ready, FutexEvent& mine, const SpinPolicy& spin_policy, Guard& guard) {
   for (int i = 0; i < spin_policy.spins; ++i) {
@@ -62,47 +62,50 @@ void WaitUntil(Ready ready, FutexEvent& mine, const SpinPolicy& spin_policy, Gua
   }
 }
 
-// The atomics are shared between processes, so they must not use process-local locks.
+// These atomics are shared between processes. They must be lock-free, since locks would be local to
+// a process.
 static_assert(std::atomic<uint64_t>::is_always_lock_free &&
               std::atomic<uint32_t>::is_always_lock_free);
 
-// The progress of one rank of the host. The counts only grow.
+// The progress of one rank of the host. All counters only grow.
 struct alignas(128) Progress {
-  std::atomic<uint64_t> arrived;    // collectives joined
-  std::atomic<uint64_t> published;  // chunks with ready parts for other ranks
-  std::atomic<uint64_t> reduced;    // chunks with a ready part of this rank
-  std::atomic<uint64_t> finished;   // chunks that are no longer read here
+  std::atomic<uint64_t> arrived;    // number of collectives that the rank has joined
+  std::atomic<uint64_t> published;  // number of chunks with data for the other ranks
+  std::atomic<uint64_t> reduced;    // number of chunks with the result of the rank's part
+  std::atomic<uint64_t> finished;   // number of chunks that the rank no longer reads
   FutexEvent event;
 };
 
-// A rank's eager slot for a collective: its fingerprint, and all of its data if small.
+// The memory that a rank writes when it joins a collective: its fingerprint, and its data if they
+// fit.
 struct alignas(64) EagerSlot {
   static constexpr size_t kBytes = 2048;
   Fingerprint fingerprint;
   char data[kBytes];
 };
 
-// A ring of bytes from one rank to another.
+// The counters of a ring buffer, through which one rank sends bytes to another rank.
 struct alignas(128) Ring {
   std::atomic<uint64_t> written;
   alignas(64) std::atomic<uint64_t> read;
 };
 
-// The shared memory of a host's ranks: their progress, and room for data.
+// The memory that the ranks of a host share: the progress of each rank, and memory for data.
 class Segment {
  public:
-  // The maximum number of chunks in flight, and of eager slots per rank.
+  // The maximum number of chunks in flight, and the number of eager slots of each rank.
   static constexpr int kSlots = 3;
   static constexpr int kEagerSlots = 8;
 
-  // The bytes of the words that GPU streams wait for.
+  // The size of the words for which GPU streams wait (`device/stream_waits.h`).
   static constexpr size_t kStreamWordBytes = size_t{64} << 10;
 
   static size_t BytesFor(int ranks);
 
-  // Maps a descriptor of `bytes` zero bytes, and closes it.
+  // Maps the file `descriptor`, which has `bytes` zero bytes, and closes the descriptor.
   Segment(int descriptor, size_t bytes, int ranks);
-  // Uses the caller's memory, for ranks that are threads; it must be zero-filled.
+  // Uses memory of the caller. This is for ranks that are threads of one process. The memory must
+  // be filled with zeros.
   Segment(void* memory, size_t bytes, int ranks);
   ~Segment();
   Segment(const Segment&) = delete;
@@ -115,8 +118,9 @@ class Segment {
                         static_cast<size_t>(rank)];
   }
 
-  // A rank's room for chunks, and the maximum chunk size. There is room for one more chunk than are
-  // in flight, since a chunk that does not fit at the end begins at the front.
+  // The maximum size of a chunk, and the memory for the chunks of each rank, which is called its
+  // room. A room can hold one more chunk than the maximum number in flight, because a chunk that
+  // does not fit at the end of the room begins at the front.
   size_t chunk_bytes() const { return chunk_bytes_; }
   size_t room_bytes() const { return (kSlots + 1) * chunk_bytes_; }
   char* room(int rank) { return rooms_ + static_cast<size_t>(rank) * room_bytes(); }
@@ -129,17 +133,18 @@ class Segment {
 
   void* stream_words() { return stream_words_; }
 
-  // Makes every rank of the host abort; the first error is kept.
+  // Makes every rank of the host abort. If the segment already contains an error, that error is
+  // kept.
   void Abort(const Error& error);
   bool aborted() const { return header_->aborted.load(std::memory_order_acquire) != 0; }
   Error abort_error() const;
-  // Wakes sleeping ranks.
+  // Wakes all sleeping ranks of the host.
   void WakeAll();
 
  private:
   struct alignas(128) Header {
     std::atomic<uint32_t> writing;
-    std::atomic<uint32_t> aborted;  // a Code, or zero; written after the following members
+    std::atomic<uint32_t> aborted;  // a Code, or 0; stored after the following members
     uint32_t event;
     char worker[kMaxNameBytes + 1];
     char message[kMaxMessageBytes + 1];

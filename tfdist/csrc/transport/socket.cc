@@ -19,7 +19,7 @@ struct OpenSockets {
   std::set<int> descriptors;
 };
 
-// Never destroyed: threads of other libraries may still call it while the process ends.
+// Never destroyed, because threads of other libraries may still call it while the process ends.
 OpenSockets& Open() {
   static OpenSockets* const open = new OpenSockets;
   return *open;
@@ -43,12 +43,13 @@ Socket::Socket(int descriptor) : descriptor_(descriptor) {
   }
   fcntl(descriptor_, F_SETFL, fcntl(descriptor_, F_GETFL) | O_NONBLOCK);
   const int yes = 1;
-  // Fails on a socket that is not TCP, which does not need the option.
+  // This fails if the socket is not a TCP socket, which does not need the option.
   setsockopt(descriptor_, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
 }
 
-// Holds the lock for both: otherwise a concurrently forked child could close a new descriptor of
-// the same number.
+// Holds the lock while the descriptor is removed from the set and closed. Otherwise another thread
+// could open a new descriptor with the same number, and a child that is forked at this moment would
+// close the new descriptor.
 Socket::~Socket() {
   const std::lock_guard<std::mutex> lock(Open().mutex);
   Open().descriptors.erase(descriptor_);

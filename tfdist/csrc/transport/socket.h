@@ -7,25 +7,24 @@
 
 namespace tfdist {
 
-// A connected stream socket, unencrypted or with TLS.
-//
-// One thread at a time may use it.
+// A connected stream socket, unencrypted or with TLS. Only one thread at a time may use it.
 class Stream {
  public:
   virtual ~Stream() = default;
 
-  // Like recv() and send() on a nonblocking socket: return the number of bytes, possibly fewer than
-  // requested; 0 at the end of the input; -1 with errno, which is EAGAIN if the call would block.
-  // After EAGAIN, the next write must begin with the same bytes.
+  // `Read` and `Write` are like recv() and send() on a nonblocking socket. They return the number
+  // of bytes, which may be smaller than requested. `Read` returns 0 at the end of the input. After
+  // an error, both return -1 and set errno, to EAGAIN if the call would block. After EAGAIN, the
+  // next `Write` must begin with the same bytes.
   virtual ssize_t Read(char* data, size_t bytes) = 0;
   virtual ssize_t Write(const char* data, size_t bytes) = 0;
 
-  // The descriptor to poll after EAGAIN.
+  // Returns the descriptor to poll after EAGAIN.
   virtual int descriptor() const = 0;
 };
 
-// An unencrypted stream socket of this process. A forked child does not keep it open: the death of
-// its parent must close the connection.
+// An unencrypted stream socket of this process. A forked child closes its copy of the socket, so
+// that the connection ends when the parent dies.
 class Socket : public Stream {
  public:
   // Takes ownership of the descriptor.
@@ -50,10 +49,11 @@ struct TcpStatistics {
   uint64_t bytes_per_second = 0;    // recent delivery rate
   uint32_t round_trip_us = 0;       // smoothed
   uint32_t retransmits = 0;         // retransmitted segments
-  uint32_t silent_ms = 0;           // since the last acknowledgment
+  uint32_t silent_ms = 0;           // time since the last acknowledgment
 };
 
-// Returns zeros if the descriptor is not a TCP socket or the kernel provides no statistics.
+// Returns the statistics of a TCP socket. All numbers are zero if the descriptor is not a TCP
+// socket, or if the kernel provides no statistics.
 TcpStatistics ReadTcpStatistics(int descriptor);
 
 }  // namespace tfdist

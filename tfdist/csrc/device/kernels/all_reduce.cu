@@ -1,9 +1,10 @@
 // An all-reduce among the GPUs of a host.
 //
-// In one shot, each rank writes its values to its staging buffer, and reduces the values of all
-// ranks: one kernel, for small data. In two shots, each rank reduces a part, and the other ranks
-// fetch it: pack, barrier, reduce, barrier, unpack. Sources: the kernels of the same names in NCCL
-// and TensorRT-LLM work similarly.
+// In one shot, which is for small data, a single kernel does all the work: each rank writes its
+// values to its staging buffer, and then reduces the values of all ranks. In two shots, each rank
+// reduces a part of the data, and the other ranks fetch the result. This takes five kernels: pack,
+// barrier, reduce, barrier, unpack. Sources: the kernels with the same names in NCCL and
+// TensorRT-LLM work in a similar way.
 #include "device/kernels/barrier.h"
 #include "device/kernels/execution.h"
 #include "device/kernels/lists.h"
@@ -23,13 +24,14 @@ TFDIST_KERNEL tfdist_pack(List list, Staging staging, Waiting waiting) {
   }
 }
 
-// One block. Its threads decide together, since the host may abort at any time.
+// Runs in one block. Its threads decide together whether to give up, since the host may abort at
+// any time.
 TFDIST_KERNEL tfdist_barrier(KernelBarrier barrier, Waiting waiting) {
   if (AllOfBlock(!HasGivenUp(waiting))) SyncRanks(barrier, waiting);
 }
 
-// The first half of a barrier of streams, one block. A rank that has given up does not signal: the
-// others would treat its unfinished work as complete.
+// The first half of a barrier if streams wait. Runs in one block. A rank that has given up does not
+// signal, because the other ranks would treat its unfinished work as complete.
 TFDIST_KERNEL tfdist_signal(KernelBarrier barrier, Waiting waiting) {
   if (!HasGivenUp(waiting) && IsOther(barrier, Thread())) Signal(barrier, Thread());
 }
@@ -41,7 +43,8 @@ TFDIST_KERNEL tfdist_unpack(List list, Staging staging, Waiting waiting) {
   }
 }
 
-// Reduces this rank's part in place: no other rank reads the part before the next barrier.
+// Reduces this rank's part in place. This is safe, because no other rank reads the part before the
+// next barrier.
 template <typename T, typename Op, typename S>
 void ReducePart(uint64_t vectors, const Staging& staging, double divisor) {
   constexpr uint32_t kAtOnce = std::is_integral_v<T> ? 1 : 2;  // limited by the number of registers
@@ -59,8 +62,9 @@ void ReducePart(uint64_t vectors, const Staging& staging, double divisor) {
   }
 }
 
-// Each block has its own values. It synchronizes with the blocks of the same index on the other
-// ranks, even if other blocks are not running.
+// Each block reduces its own part of the values. It synchronizes only with the blocks that have the
+// same index on the other ranks. So it does not matter whether the other blocks of this rank are
+// running.
 template <typename T, typename Op, typename S>
 void InOneShot(const List& list, const Staging& staging, const KernelBarrier& barrier,
                const Waiting& waiting, double divisor) {

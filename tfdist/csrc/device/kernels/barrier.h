@@ -1,4 +1,4 @@
-// Lets kernels wait for kernels of other ranks.
+// Lets kernels wait for the kernels of other ranks.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +15,11 @@ inline void GiveUp(const Waiting& waiting, Outcome outcome) {
   StoreWord(waiting.ended, 1);
 }
 
-// The number of reads of the GPU's own memory per read of host memory, which is slower.
+// A waiting thread reads a word in the GPU's own memory this number of times before it reads a word
+// in host memory, which is slower.
 constexpr uint32_t kLooksForOneAtHost = 64;
 
-// Waits until a word has reached a number. Returns false after an abort or a timeout.
+// Waits until `*word` is at least `number`. Returns false after an abort or a timeout.
 inline bool Await(const uint64_t* word, uint64_t number, const Waiting& waiting) {
   const uint64_t start = Nanoseconds();
   for (uint32_t looks = 1; LoadWord(word) < number; ++looks) {
@@ -39,14 +40,15 @@ inline bool IsOther(const KernelBarrier& barrier, uint32_t rank) {
   return rank < barrier.ranks && rank != barrier.rank;
 }
 
-// Signals this block's progress to another rank, which then sees this block's earlier writes.
+// Signals the progress of this block to another rank. That rank then sees all earlier writes of
+// this block.
 inline void Signal(const KernelBarrier& barrier, uint32_t other) {
   StoreWord(barrier.words[other] + BlockIndex() * kMaxRanks + barrier.rank, barrier.number);
 }
 
-// Signals this block's progress to the other ranks, and waits for the block of the same index on
-// each of them. All ranks then see each other's earlier writes. After an abort, returns false to
-// all threads of the block.
+// Signals the progress of this block to the other ranks, and waits for the block with the same
+// index on each of these ranks. Then all ranks see each other's earlier writes. After an abort or a
+// timeout, returns false to all threads of the block.
 inline bool SyncRanks(const KernelBarrier& barrier, const Waiting& waiting) {
   bool arrived = AllOfBlock(true);
   const uint32_t other = Thread();

@@ -1,5 +1,5 @@
-// Encodes and decodes a block by a half-warp, bit-identical to the processor. The half-warp's
-// threads are the lanes of a sum.
+// Encodes and decodes a block with a half-warp. The results have the same bits as on the CPU: each
+// thread of the half-warp computes one lane of the sums.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 namespace tfdist::device {
 namespace {
 
-// Contiguous values that are moved together.
+// Contiguous values that are loaded or stored together.
 template <uint32_t kCount>
 struct alignas(kCount * sizeof(float)) Pack {
   float values[kCount];
@@ -28,7 +28,7 @@ inline bool IsAligned(const void* data, uint32_t bytes) {
   return reinterpret_cast<uint64_t>(data) % bytes == 0;
 }
 
-// One block of values with its residual.
+// A block of values, to which the residual is added.
 struct Block {
   Block(const float* given, float* left, uint32_t values)
       : in(OfMemory(given)), error(left), count(values) {
@@ -39,10 +39,11 @@ struct Block {
     });
     largest = MaxOfHalfWarp(bits);
   }
-  // A 64-bit index lets the compiler compute later addresses as the first address plus a constant.
+  // The index has 64 bits, so that the compiler can compute the later addresses by adding constants
+  // to the first address.
   float operator[](uint64_t i) const { return error ? in[i] + OfMemory(error)[i] : in[i]; }
 
-  // Returns kCount values from an aligned index on.
+  // Returns the kCount values from index `i` on. Their addresses must be aligned.
   template <uint32_t kCount>
   Pack<kCount> At(uint32_t i) const {
     Pack<kCount> pack = *reinterpret_cast<const Pack<kCount>*>(in + i);
@@ -54,8 +55,8 @@ struct Block {
     return pack;
   }
 
-  // Calls `use(value)` for each value of this thread's lane, in order; several values are loaded at
-  // once.
+  // Calls `use(value)` for each value of this thread's lane, in order. Several values are loaded at
+  // the same time.
   template <typename Use>
   void ForLane(Use use) const {
     constexpr uint32_t kAtOnce = 16;
@@ -82,12 +83,12 @@ struct Block {
   }
 
   const float* const in;
-  float* const error;  // null for none
+  float* const error;  // residual; null if there is none
   const uint32_t count;
-  uint32_t largest;  // bits of a magnitude
+  uint32_t largest;  // bits of the largest magnitude
 };
 
-// The layout of a block's codes: place k holds one code of each plane, in kPlaceBits bits.
+// The layout of the codes of a block. Place k holds one code of each plane, in kPlaceBits bits.
 template <typename F>
 struct Planes {
   static constexpr uint32_t kBits = BitsOf(F::kCodec), kPlaceBits = kBits > 8 ? kBits : 8;
@@ -98,8 +99,8 @@ struct Planes {
   const uint32_t places;
 };
 
-// Calls `use(i, place, shift)` for each of this thread's values of a block, place by place, with
-// the place and the bit offset of its code.
+// Calls `use(i, place, shift)` for each value of a block that this thread handles, in the order of
+// the places. The code of value i is in place `place`, and begins at bit `shift`.
 template <typename F, typename Use>
 void ForCodes(uint32_t count, Use use) {
   const uint32_t places = Planes<F>(count).places;
@@ -135,18 +136,19 @@ void PutHeader(const typename F::Header& header, uint8_t* block) {
   if (Lane() == 0) std::memcpy(block, &header, HeaderBytes(F::kCodec));
 }
 
-// The offset of the block that follows `before` values.
+// Returns the offset in bytes of the block that follows the first `before` values.
 template <typename F>
 uint64_t BytesBefore(const Codec& codec, uint64_t before) {
   return before / codec.block * BlockBytes(F::kCodec, codec.block);
 }
 
-// An unsigned integer of kBits bits.
+// The unsigned integer type with kBits bits.
 template <uint32_t kBits>
 using CodesOf =
     std::conditional_t<kBits == 32, uint32_t, std::conditional_t<kBits == 16, uint16_t, uint8_t>>;
 
-// A thread handles kPlaces contiguous places at once, and as many contiguous values in each plane.
+// Encodes the values of a block. A thread handles kPlaces contiguous places together, and thus
+// kPlaces contiguous values in each plane.
 template <typename F, uint32_t kPlaces>
 void EncodeValues(const F& encoding, const Block& block, uint32_t seed, uint8_t* payload,
                   float* out) {
@@ -158,7 +160,7 @@ void EncodeValues(const F& encoding, const Block& block, uint32_t seed, uint8_t*
     uint32_t codes = 0;
     TFDIST_UNROLL
     for (uint32_t first = 0; first < P::kCount; first += kAtOnce) {
-      Pack<kPlaces> values[kAtOnce];  // all loaded before any is written
+      Pack<kPlaces> values[kAtOnce];  // all are loaded before any result is stored
       TFDIST_UNROLL
       for (uint32_t p = 0; p < kAtOnce; ++p) {
         const uint32_t i = k + (first + p) * places;
@@ -186,7 +188,8 @@ void EncodeValues(const F& encoding, const Block& block, uint32_t seed, uint8_t*
   }
 }
 
-// Args: out: also receives the decoded values; null for none.
+// Encodes a block.
+// Args: out: also receives the decoded values, unless it is null.
 template <typename F>
 void EncodeBlock(const Codec& codec, const Block& block, uint32_t seed, uint8_t* to, float* out) {
   using P = Planes<F>;
@@ -201,7 +204,8 @@ void EncodeBlock(const Codec& codec, const Block& block, uint32_t seed, uint8_t*
   }
   const F encoding(codec, block);
   PutHeader<F>(encoding.header(), to);
-  // As many codes as fit a word; for single bits, few enough that all threads have some.
+  // The number of places that a thread handles together. Their codes fit into one word. For codes
+  // of a single bit, the number is smaller, so that all threads have some places.
   constexpr uint32_t kTogether = P::kBits == 1 ? 2 : 32 / P::kPlaceBits;
   constexpr uint32_t kBytes = kTogether * sizeof(float);
   if (block.count % (P::kCount * kTogether) == 0 && IsAligned(block.in, kBytes) &&
@@ -221,7 +225,8 @@ void DecodeBlock(const uint8_t* from, uint32_t count, float* out) {
   });
 }
 
-// Calls `use(begin, count)` for each block of `block` values that this thread's half-warp handles.
+// Calls `use(begin, count)` for each block that this thread's half-warp handles. A block has
+// `block` values; the last one may have fewer.
 template <typename Use>
 void ForBlocks(uint64_t count, uint32_t block, Use use) {
   const uint64_t step = HalfWarpsOfGrid() * block;
@@ -230,7 +235,7 @@ void ForBlocks(uint64_t count, uint32_t block, Use use) {
   }
 }
 
-// The seed of a block's first value.
+// Returns the seed of the first value of a block.
 inline uint32_t SeedAt(const Batch& batch, uint64_t begin) {
   const uint64_t chunk = begin / batch.chunk;
   const uint32_t seed = batch.seed + static_cast<uint32_t>(chunk) * batch.seed_step;

@@ -1,5 +1,5 @@
-// The codecs of a compressed all-reduce. A half-warp handles a block, so that no thread waits for
-// more than 15 others. Nothing here waits for another GPU or for the host.
+// The kernels of a compressed all-reduce. A half-warp handles a block, so that a thread waits for
+// at most 15 other threads. No kernel waits for another GPU or for the host.
 #include "device/kernels/blocks.h"
 #include "device/kernels/coding.h"
 #include "device/kernels/encodings.h"
@@ -32,7 +32,7 @@ void DecodeAll(const Codec& codec, uint64_t count, const uint8_t* from, const Pl
   });
 }
 
-// Uses this rank's own values unencoded, and leaves the sums unchanged.
+// Adds this rank's own values without encoding them, and leaves the sums unchanged.
 template <typename F>
 struct Exact {
   Exact(const Codec&, const float* values, uint32_t) : own(values) {}
@@ -42,8 +42,8 @@ struct Exact {
   const float* const own;
 };
 
-// Counts this rank's own values as encoded votes, like the other ranks' values, and returns the
-// majority; a tie has no sign.
+// Encodes this rank's own values as votes, like the values of the other ranks. Replaces each sum
+// with the sign of the majority; the result of a tie is 0.
 template <typename F>
 struct Vote {
   Vote(const Codec& codec, const float* values, uint32_t count) : own(values) {
@@ -60,8 +60,8 @@ struct Vote {
   typename F::Header header;
 };
 
-// Sums all members' values of this rank's part in the members' order, and encodes the sums. F and S
-// are the encodings of the received values and of the sums.
+// Sums the values of this rank's part over all members, in the members' order, and encodes the
+// sums. `F` is the encoding of the received values, and `S` is the encoding of the sums.
 template <typename F, typename S, template <typename> class How>
 void SumAll(const Batch& batch, const Arrived& arrived, const Place& in, const Place& error,
             const Place& out, const Room& room, uint8_t* to) {

@@ -1,4 +1,4 @@
-// Arguments of the codec kernels.
+// The arguments of the kernels that encode, decode and sum.
 #pragma once
 
 #include <cstdint>
@@ -7,27 +7,29 @@
 
 namespace tfdist::device {
 
-// Values to be encoded: whole blocks, except at the end of a member's part.
+// Describes values that are encoded. They consist of whole blocks, except at the end of a member's
+// part.
 struct Batch {
   Codec codec;
   uint64_t count;
-  // `chunk` values, in whole blocks, share a seed: `seed` for the first chunk, and `seed_step` more
-  // for each following one.
+  // The values are divided into chunks of `chunk` values, which consist of whole blocks. Each chunk
+  // has one seed. The first chunk has the seed `seed`, and the seed of each following chunk is
+  // larger by `seed_step`.
   uint64_t chunk;
   uint32_t seed;
   uint32_t seed_step;
 };
 
-// All members' encoded values of the part that this member sums.
+// The encoded values of the part that this member sums, from all members.
 struct Arrived {
   Codec codec;
-  const uint8_t* encoded;  // the first member's
-  uint64_t stride;         // bytes between two members
+  const uint8_t* encoded;  // the values of the first member
+  uint64_t stride;         // bytes from one member's values to the next member's values
   uint32_t members;
-  uint32_t me;  // this member; its own values are unencoded
+  uint32_t me;  // index of this member; its own values are not encoded
 };
 
-// Scratch memory for floats: `kRooms` times the number of values of a batch.
+// Scratch memory for kRooms arrays of floats. Each array has room for all values of a batch.
 struct Room {
   float* values;
   uint64_t each;
@@ -36,15 +38,15 @@ struct Room {
 };
 constexpr uint32_t kRooms = 4;
 
-// Tensors of float32 as one run of values: an encoded block may begin in one tensor and end in
-// another.
+// Tensors of float32 that are treated as one run of values. An encoded block may begin in one
+// tensor and end in another tensor.
 
 struct Stretch {
   float* values;
-  uint64_t begin;  // the first value's index in the run
+  uint64_t begin;  // index of the first value in the run
 };
 
-// Stretches in ascending order of their values. The array is in GPU memory.
+// The stretches of a run, in ascending order of `begin`. The array is in GPU memory.
 struct Run {
   const Stretch* stretches;
   uint32_t count;  // 0 if there is no run

@@ -1,5 +1,6 @@
-// The encodings of codecs for kernels: the header of a block, computed by its half-warp, the code
-// of a value, and the value of a code. The arithmetic is the same as on the processor.
+// The encodings of codecs, for kernels. An object of an encoding class is made for a block by its
+// half-warp. It computes the header of the block, and the codes of single values. The static
+// functions compute the value of a code. The arithmetic is the same as on the CPU.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// The machine as seen by kernels: threads, shared words, time.
+// The environment in which kernels run: threads, words that are shared with other GPUs and with the
+// host, and time.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +10,10 @@
 
 namespace tfdist::device {
 
-// Words that other GPUs or the host read and write while kernels run. A load sees all writes that
-// preceded the store of the loaded value, in the storing thread and in the threads that it had
-// synchronized with.
+// `LoadWord` and `StoreWord` access words that other GPUs or the host read and write while kernels
+// run. When a load returns the value of a store, the loading thread sees all writes that happened
+// before this store. This also includes writes of other threads with which the storing thread had
+// synchronized.
 inline uint64_t LoadWord(const uint64_t* word) {
   uint64_t value;
   asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
@@ -31,30 +33,31 @@ inline uint32_t Thread() { return threadIdx.x; }
 inline uint32_t ThreadsOfBlock() { return blockDim.x; }
 inline uint32_t BlockIndex() { return blockIdx.x; }
 inline uint32_t Blocks() { return gridDim.x; }
-// Adds to a sum in memory, shared by threads of all blocks; returns the earlier sum.
+// Adds to a sum in memory that threads of all blocks share, and returns the previous sum.
 inline uint32_t AddTo(uint32_t* sum, uint32_t more) { return atomicAdd(sum, more); }
 inline uint32_t CountBits(uint32_t bits) { return static_cast<uint32_t>(__popc(bits)); }
 
-// Tells the compiler that an address is in global memory. If the address is also used as a number,
-// as in an alignment check, the compiler would otherwise use the slower generic accesses.
+// Tells the compiler that an address is in global memory. Otherwise, if the address is also used as
+// a number, for example in an alignment check, the compiler uses generic accesses, which are
+// slower.
 template <typename T>
 T* OfMemory(T* data) {
   __builtin_assume(__isGlobal(data));
   return data;
 }
 
-// Uninitialized shared memory of the running block.
+// Returns the shared memory of the running block. It is uninitialized.
 inline uint32_t* BlockWords() {
   __shared__ uint32_t words[kBlockWords];
   return words;
 }
-// Waits for all threads of the block, and returns whether the condition holds for all of them.
+// Waits for all threads of the block. Returns whether `condition` is true in all of them.
 inline bool AllOfBlock(bool condition) { return __syncthreads_and(condition); }
 
 inline uint32_t HalfWarpMask() { return 0xffffu << (threadIdx.x & kHalfWarp); }
-// Waits for the half-warp's threads; all of them then see each other's earlier writes.
+// Waits for the threads of the half-warp. Then all of them see each other's earlier writes.
 inline void SyncHalfWarp() { __syncwarp(HalfWarpMask()); }
-// Gathers the values of the half-warp's threads, in order.
+// Gathers one value from each thread of the half-warp, in the order of the threads.
 template <typename T>
 inline void GatherInHalfWarp(T own, T (&all)[kHalfWarp]) {
 #pragma unroll
@@ -75,8 +78,8 @@ inline uint32_t MaxOfHalfWarp(uint32_t own) {
 #define TFDIST_PRAGMA(text) _Pragma(#text)
 #define TFDIST_UNROLL_BY(times) TFDIST_PRAGMA(unroll(times))
 #define TFDIST_KERNEL extern "C" __global__ void __launch_bounds__(512)
-// Allows up to 64 registers per thread; by default the compiler would allow more threads with too
-// few registers.
+// Allows the compiler to use up to 64 registers per thread. By default, the compiler would use too
+// few registers, in order to allow more threads.
 #define TFDIST_WIDE_KERNEL extern "C" __global__ void __launch_bounds__(512, 2)
 
 #elif !defined(TFDIST_SIMULATED_GPU)
@@ -85,15 +88,15 @@ inline uint32_t MaxOfHalfWarp(uint32_t own) {
 
 namespace tfdist::device {
 
-// Waits for all threads of the block; all of them then see each thread's earlier writes.
+// Waits for all threads of the block. Then all of them see each other's earlier writes.
 inline void SyncBlock() { AllOfBlock(true); }
 
-// This thread's index in the grid, and the number of threads.
+// The index of this thread in the grid, and the number of threads in the grid.
 inline uint64_t ThreadOfGrid() { return uint64_t{BlockIndex()} * ThreadsOfBlock() + Thread(); }
 inline uint64_t ThreadsOfGrid() { return uint64_t{Blocks()} * ThreadsOfBlock(); }
 
-// This thread's index in its half-warp, the half-warp's index in the grid, and the number of
-// half-warps.
+// The index of this thread in its half-warp, the index of this half-warp in the grid, and the
+// number of half-warps in the grid.
 inline uint32_t Lane() { return Thread() % kHalfWarp; }
 inline uint64_t HalfWarpOfGrid() { return ThreadOfGrid() / kHalfWarp; }
 inline uint64_t HalfWarpsOfGrid() { return ThreadsOfGrid() / kHalfWarp; }

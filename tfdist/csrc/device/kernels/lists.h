@@ -1,5 +1,6 @@
-// A bucket's tensors and their layout in a staging buffer: consecutive, each aligned to 16 bytes,
-// so that no vector of 16 bytes holds values of two tensors.
+// The tensors of a bucket, and their layout in a staging buffer. The tensors are consecutive, and
+// each of them is aligned to 16 bytes. A vector of 16 bytes therefore never contains values of two
+// tensors.
 #pragma once
 
 #include <cstddef>
@@ -13,20 +14,20 @@ struct alignas(16) Vector {
   uint32_t words[4];
 };
 
-// A tensor and its destination, which may be the tensor itself. Addresses that are multiples of 16
-// bytes allow moves by vectors.
+// A tensor and its destination, which may be the tensor itself. If an address is a multiple of 16,
+// the tensor can be moved in vectors of 16 bytes.
 struct Span {
   const char* in;
   char* out;
   uint64_t bytes;
-  uint64_t begin;  // index of its first vector in the staging buffer
+  uint64_t begin;  // index of the tensor's first vector in the staging buffer
 };
 
-// Passed to kernels by value.
+// A list of tensors, which is passed to kernels by value.
 struct List {
   static constexpr uint32_t kMax = 64;
   uint32_t count;
-  uint64_t vectors;  // of all tensors
+  uint64_t vectors;  // number of vectors of all tensors
   Span spans[kMax];
 };
 

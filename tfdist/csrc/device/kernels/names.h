@@ -1,9 +1,9 @@
-// Names of kernels and of their template arguments.
+// The names of kernels and of their template arguments.
 #pragma once
 
-// The encodings for which there are kernels.
+// The encodings that have kernels.
 
-// F(name, encoding).
+// Each encoding is listed as F(name, encoding).
 #define TFDIST_FOR_ALL_ENCODINGS(F) \
   F(half, HalfEncoding)             \
   F(bfloat16, Bfloat16Encoding)     \
@@ -15,10 +15,11 @@
   F(means, MeansEncoding)           \
   F(signs, SignsEncoding)
 
-// The reductions for which there are kernels.
+// The reductions that have kernels.
 
-// F(name, type of the values, reduction, type of the partial results). The sum of bools is their
-// OR, the maximum of their bytes; the product is their AND, the minimum.
+// Each reduction is listed as F(name, type of the values, reduction, type of the partial results).
+// Bools have no kernels of their own. The sum of bools is their logical OR, which is the maximum of
+// their bytes. Their product is their logical AND, which is the minimum.
 #define TFDIST_FOR_REDUCTIONS_OF(F, name, T, S) \
   F(name##_sum, T, Sum, S)                      \
   F(name##_min, T, Min, S)                      \

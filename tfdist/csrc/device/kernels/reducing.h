@@ -1,5 +1,6 @@
-// Reduces vectors, bit-identical to the processor: in the order of the ranks, half types in float32
-// and means of float32 in float64, rounded once.
+// Reduces vectors. The results have the same bits as on the CPU: the values are reduced in the
+// order of the ranks, half types in float32, and means of float32 in float64. The result is rounded
+// once.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +22,8 @@ struct Lanes {
   T values[kCount];
 };
 
-// Takes the vector by value, so that it is loaded at once: GPUs would load an operand of `memcpy`
-// in memory byte by byte.
+// Splits a vector into its values. The vector is passed by value, so that it is loaded as a whole.
+// If `memcpy` had an operand in memory, the GPU would load this operand byte by byte.
 template <typename T>
 Lanes<T> Split(Vector vector) {
   Lanes<T> lanes;
@@ -30,9 +31,10 @@ Lanes<T> Split(Vector vector) {
   return lanes;
 }
 
-// Reduces kVectors vectors, `step` apart, of all ranks' staging buffers; calls `put(vector,
-// result)` for each. A rank's vectors are all read before any result is written, so that several
-// loads are in flight. `S` is the type of the partial results.
+// Reduces kVectors vectors of the staging buffers of all ranks, and calls `put(vector, result)` for
+// each result. The vectors are `step` vectors apart. All vectors of a rank are loaded before any
+// result is stored, so that several loads are in flight at the same time. `S` is the type of the
+// partial results.
 template <typename T, typename Op, typename S, uint32_t kVectors, typename Put>
 void ReduceVectors(char* const* in, uint32_t ranks, uint64_t vector, uint64_t step, double divisor,
                    Put put) {

@@ -1,5 +1,6 @@
-// Sums the rows of all ranks into tensors, rank by rank, bit-identical to the processor: a
-// half-warp handles a tile, and finds its values in each rank's rows, which have ascending indices.
+// Sums the rows of all ranks into tensors, rank by rank. The results have the same bits as on the
+// CPU. A half-warp handles a tile. It searches the rows of each rank, which have ascending indices,
+// for the rows of the tile's values.
 #include <cstdint>
 
 #include "device/kernels/execution.h"
@@ -13,7 +14,8 @@ namespace {
 
 constexpr uint32_t kNoNumber = 0x7fc00000;
 
-// Returns the first row, from `begin` on, with an index of at least `index`.
+// Returns the position of the first row in [begin, end) with an index of at least `index`, or `end`
+// if there is none.
 uint32_t FindRow(const Row* rows, uint32_t begin, uint32_t end, uint32_t index) {
   while (begin < end) {
     const uint32_t middle = begin + (end - begin) / 2;
@@ -28,6 +30,7 @@ uint32_t FindRow(const Row* rows, uint32_t begin, uint32_t end, uint32_t index) 
 
 }  // namespace
 
+// Checks the rows, and finds where a run of ascending indices ends.
 // Args: values: the number of values of all tensors.
 TFDIST_WIDE_KERNEL tfdist_scatter_find(const Row* rows, uint32_t count, uint32_t values,
                                        RowRuns runs) {
@@ -69,7 +72,7 @@ TFDIST_WIDE_KERNEL tfdist_scatter_sum(Targets list, const Row* rows, RowRuns run
       const uint32_t from = FindRow(rows, runs.begins[run], last, first);
       const uint32_t to = FindRow(rows, from, last, first + count);
       if (from == to) continue;
-      SyncHalfWarp();  // Another thread may continue these sums.
+      SyncHalfWarp();  // another thread may continue these sums
       for (uint32_t r = from + Lane(); r < to; r += kHalfWarp) {
         values[static_cast<uint32_t>(rows[r].index) - first] += rows[r].value;
       }

@@ -1,6 +1,8 @@
-// Selects values of a sparse gradient, bit-identical to the processor. Finds the magnitude of the
-// last selected value digit by digit, from the number of values with each digit. Then counts the
-// selected values of all tiles, which gives the position of each tile's rows.
+// Selects values of a sparse gradient. The results have the same bits as on the CPU.
+//
+// First, the kernels find the magnitude of the smallest selected value, which is called the cut.
+// They find it digit by digit, by counting how many values have each possible digit. Then they
+// count the selected values of each tile. These counts determine the positions of each tile's rows.
 #include <cstdint>
 
 #include "device/kernels/execution.h"
@@ -24,7 +26,7 @@ uint32_t MagnitudeAt(const Source& s, uint32_t i) {
 
 bool IsNotFinite(float value) { return (FloatToBits(value) & ~kSign) >= kInfinite; }
 
-// Updates a value's residual.
+// Updates the residual and the momentum of a value.
 void Accumulate(const Source& s, uint32_t i) {
   if (!s.error) return;
   float added = s.scale * s.in[i];
@@ -36,8 +38,8 @@ uint32_t DigitOf(uint32_t magnitude, const Digit& digit) {
   return magnitude >> digit.shift & ((1u << digit.bits) - 1);
 }
 
-// Returns how many marked values of the tile precede one of this thread's values. Each thread has
-// marked its own values in a word.
+// Returns the number of marked values of the tile that precede a value of this thread. Each thread
+// has marked its own values in a word, with one bit for each value.
 uint32_t Before(const uint32_t (&marked)[kHalfWarp], uint32_t bit) {
   uint32_t before = 0;
   TFDIST_UNROLL
@@ -56,8 +58,9 @@ uint32_t Smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
 }  // namespace
 
-// Counts the magnitudes with each value of a digit, but only magnitudes with the same higher digits
-// as the cut. A block counts in its own memory, tensor by tensor.
+// For each value that a digit can have, counts the magnitudes in which the digit has this value.
+// Counts only magnitudes that have the same higher digits as the cut. A block first counts in its
+// own memory, tensor by tensor.
 TFDIST_WIDE_KERNEL tfdist_select_digits(Sources list, Digit digit, bool accumulates, Cuts cuts) {
   const uint32_t each = (list.tiles + Blocks() - 1) / Blocks(), begin = BlockIndex() * each;
   const uint32_t end = Smaller(begin + each, list.tiles), values = 1u << digit.bits;
@@ -86,8 +89,8 @@ TFDIST_WIDE_KERNEL tfdist_select_digits(Sources list, Digit digit, bool accumula
   }
 }
 
-// Finds the cut's value of a digit: one half-warp per tensor; each thread searches some of the
-// digit's values.
+// Finds a digit of the cut of each tensor. One half-warp handles a tensor, and each of its threads
+// searches some of the values that the digit can have.
 TFDIST_WIDE_KERNEL tfdist_select_narrow(Sources list, Digit digit, Cuts cuts) {
   const bool is_first = digit.shift == kDigits[0].shift;
   for (uint64_t k = HalfWarpOfGrid(); k < list.count; k += HalfWarpsOfGrid()) {
@@ -95,7 +98,7 @@ TFDIST_WIDE_KERNEL tfdist_select_narrow(Sources list, Digit digit, Cuts cuts) {
     uint32_t* const magnitude = cuts.magnitudes + list.number + k;
     uint32_t* const equal = cuts.equals + list.number + k;
     uint32_t* const counts = cuts.digits + k * kDigitValues;
-    // The number of values still to be selected, from the largest down.
+    // The number of values that must still be selected, beginning with the largest.
     const uint32_t wanted = is_first ? Smaller(s.selected, s.count) : *equal;
     const uint32_t each = (1u << digit.bits) / kHalfWarp, begin = Lane() * each;
     uint32_t own = 0, all[kHalfWarp], above = 0;
@@ -136,8 +139,8 @@ TFDIST_WIDE_KERNEL tfdist_select_count(Sources list, bool accumulates, Cuts cuts
            });
 }
 
-// Computes the number of values before each tile in its tensor. A block handles a tensor, each
-// thread some of its tiles.
+// For each tile, computes the number of values in the earlier tiles of the same tensor. A block
+// handles a tensor, and each thread handles some of its tiles.
 TFDIST_WIDE_KERNEL tfdist_select_place(Sources list, Cuts cuts) {
   uint32_t *const aboves = BlockWords(), *const equals = aboves + ThreadsOfBlock();
   for (uint32_t k = BlockIndex(); k < list.count; k += Blocks()) {
@@ -172,7 +175,7 @@ TFDIST_WIDE_KERNEL tfdist_select_place(Sources list, Cuts cuts) {
   }
 }
 
-// Computes the number of rows before each tensor's rows, in a single thread.
+// For each tensor, computes the number of rows of all earlier tensors. A single thread does this.
 TFDIST_WIDE_KERNEL tfdist_select_sum(uint32_t tensors, Cuts cuts) {
   if (ThreadOfGrid() > 0) return;
   uint32_t before = 0;
@@ -184,7 +187,7 @@ TFDIST_WIDE_KERNEL tfdist_select_sum(uint32_t tensors, Cuts cuts) {
   *cuts.all_rows = before;
 }
 
-// Moves the selected values to rows, and removes them from the residual.
+// Moves the selected values to rows, and removes them from the residual and the momentum.
 TFDIST_WIDE_KERNEL tfdist_select_take(Sources list, Cuts cuts, Row* rows) {
   ForTiles(
       list, [&](const Source& s, uint32_t number, uint32_t tile, uint32_t begin, uint32_t count) {
@@ -213,8 +216,8 @@ TFDIST_WIDE_KERNEL tfdist_select_take(Sources list, Cuts cuts, Row* rows) {
       });
 }
 
-// Values that are not finite are selected first, so the sum of this step shows them. Later steps
-// must not repeat them.
+// Values that are not finite are selected first, so the sum of this step already contains them.
+// They are removed from the residual, since later steps must not repeat them.
 TFDIST_WIDE_KERNEL tfdist_select_forget(Sources list, Cuts cuts) {
   ForTiles(list, [&](const Source& s, uint32_t number, uint32_t, uint32_t begin, uint32_t count) {
     if (cuts.not_finite[number] == 0) return;

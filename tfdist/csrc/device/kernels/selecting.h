@@ -1,34 +1,38 @@
-// Arguments of the kernels that select and scatter values by tiles.
+// The arguments of the kernels that work on tiles: kernels that select values, and kernels that sum
+// rows.
 #pragma once
 
 #include <cstdint>
 
 #include "device/kernels/tiles.h"
 
-// Arguments of the kernels that sum rows.
+// The arguments of the kernels that sum rows.
 
 namespace tfdist::device {
 
-// A tensor that rows are summed into.
+// A tensor into which rows are summed.
 struct Target {
   float* values;
   uint32_t count;
-  uint32_t first;  // the first value's index in the concatenation of all tensors
+  uint32_t first;  // index of the first value in the concatenation of all tensors
   uint32_t first_tile;
 };
 using Targets = TiledList<Target>;
 
-// Rows of different ranks are separated by indices that do not ascend. If the indices ascend across
-// two ranks, both ranks' rows form one run without repeated indices.
+// Runs of rows with ascending indices. A run ends where an index does not ascend, which is usually
+// where the rows of one rank end. If the indices also ascend from one rank to the next, the rows of
+// both ranks form one run. Each index then occurs only once in this run.
 struct RowRuns {
   uint32_t max_runs;  // the number of ranks
   uint32_t* wrong;    // nonzero if the rows are invalid
   uint32_t* falls;    // number of rows with an index that does not ascend
-  uint32_t* found;    // their positions, unordered; room for `max_runs`
-  uint32_t* begins;   // beginnings of the runs, and the end of the last; room for `max_runs` + 1
+  uint32_t* found;    // positions of these rows, unordered; room for `max_runs`
+  // The positions where the runs begin, and the end of the last run. There is room for `max_runs` +
+  // 1 positions.
+  uint32_t* begins;
 };
 
-// F(name).
+// Each kernel is listed as F(name).
 #define TFDIST_FOR_SCATTER_KERNELS(F) \
   F(scatter_find)                     \
   F(scatter_order)                    \
@@ -36,44 +40,48 @@ struct RowRuns {
 
 }  // namespace tfdist::device
 
-// Arguments of the kernels that select values.
+// The arguments of the kernels that select values.
 
 namespace tfdist::device {
 
-// A tensor to select from, like the processor's `Candidates`.
+// A tensor from which values are selected. It corresponds to `Candidates` on the CPU.
 struct Source {
   const float* in;
-  float* error;     // null for none
-  float* momentum;  // null for none
+  float* error;     // null if there is no residual
+  float* momentum;  // null if there is no momentum
   uint32_t count;
   float scale;
   float factor;
-  uint32_t selected;  // number of values to select, if given
-  uint32_t first;     // the first value's index in the concatenation of all tensors
+  uint32_t selected;  // number of values to select, unless there is a threshold
+  uint32_t first;     // index of the first value in the concatenation of all tensors
   uint32_t first_tile;
 };
 using Sources = TiledList<Source>;
 
-// Counts of a tile's values, or of the values before it in its tensor.
+// Counts of the values of a tile, or of all values before this tile in its tensor.
 struct Tally {
-  uint32_t above;  // magnitudes above the cut
-  uint32_t equal;  // magnitudes equal to the cut
+  uint32_t above;  // number of magnitudes above the cut
+  uint32_t equal;  // number of magnitudes equal to the cut
 };
 
-// Intermediate results about an operation's tensors, passed between kernels.
+// Intermediate results that the kernels pass to each other.
 struct Cuts {
-  // Per tensor, the cut: all larger magnitudes are selected, and the first `equals` of the equal
-  // magnitudes.
+  // For each tensor, the cut: a magnitude. All larger magnitudes are selected. Of the magnitudes
+  // that are equal to the cut, the first `equals` are selected.
   uint32_t* magnitudes;
   uint32_t* equals;
-  uint32_t* rows;        // number of selected values; later, of rows before this tensor's
-  uint32_t* not_finite;  // number of selected values that are not finite
+  // For each tensor, the number of selected values; later, the number of rows before the tensor's
+  // rows.
+  uint32_t* rows;
+  // For each tensor, the number of selected values that are not finite.
+  uint32_t* not_finite;
   uint32_t* all_rows;
-  Tally* tallies;    // per tile
-  uint32_t* digits;  // per tensor of a list, the number of magnitudes with each digit
+  Tally* tallies;  // one for each tile
+  // For each tensor of a list, the number of magnitudes with each value of a digit.
+  uint32_t* digits;
 };
 
-// Magnitudes are compared digit by digit, the highest first.
+// The digits by which magnitudes are compared, from the highest to the lowest.
 struct Digit {
   uint32_t shift;
   uint32_t bits;
@@ -81,7 +89,7 @@ struct Digit {
 constexpr Digit kDigits[] = {{20, 11}, {10, 10}, {0, 10}};
 constexpr uint32_t kDigitValues = 1 << 11;
 
-// F(name).
+// Each kernel is listed as F(name).
 #define TFDIST_FOR_SELECT_KERNELS(F) \
   F(select_digits)                   \
   F(select_narrow)                   \

@@ -1,51 +1,55 @@
-// Staging buffers, and waits for other GPUs.
+// Staging buffers, and the arguments of kernels that wait for other GPUs.
 #pragma once
 
 #include <cstdint>
 
-// Arguments of kernels that wait for kernels of other ranks: words in each rank's memory that the
-// other ranks write. Every wait ends: when the host aborts it, or by its timeout.
+// The arguments of kernels that wait for kernels of other ranks. The ranks write to words in each
+// other's memory, and the kernels wait for these words. Every wait ends, either because the host
+// aborts it or because of a timeout.
 
 namespace tfdist::device {
 
 constexpr uint32_t kMaxRanks = 16;
-constexpr uint32_t kMaxBlocks = 32;  // if they synchronize with the other ranks' blocks
+// The maximum number of blocks if blocks synchronize with blocks of other ranks.
+constexpr uint32_t kMaxBlocks = 32;
 constexpr uint32_t kBarrierWords = kMaxBlocks * kMaxRanks;
 
-// Why a rank stopped waiting; written to host memory.
+// Why a rank has stopped waiting. The kernel writes it to host memory.
 enum class Outcome : uint64_t { kRunning, kAborted, kLate };
 
 struct Waiting {
-  const uint64_t* abort;  // in host memory: nonzero to abort
+  const uint64_t* abort;  // in host memory; if it is nonzero, the kernels give up
   uint64_t* outcome;      // in host memory
-  uint64_t* ended;        // in GPU memory, for later kernels: nonzero once there is an outcome
+  uint64_t* ended;        // in GPU memory, for later kernels; nonzero if there is an outcome
   uint64_t nanoseconds;   // the timeout
 };
 
-// A barrier of a host's ranks. Each rank has in its memory, for each block, a word for each other
-// rank.
+// A barrier of the ranks of a host. In the memory of each rank, each block has one word for each
+// other rank.
 struct KernelBarrier {
   uint32_t rank;
   uint32_t ranks;
-  uint64_t number;             // of this barrier; increases by 1 each time
-  uint64_t* words[kMaxRanks];  // per rank; the words for a block are contiguous
+  uint64_t number;             // number of this barrier; it increases by 1 from barrier to barrier
+  uint64_t* words[kMaxRanks];  // for each rank; the words of a block are contiguous
 };
 
 }  // namespace tfdist::device
 
-// The staging buffers, into which the ranks of a host write their values for the others to read.
+// The staging buffers, into which the ranks of a host write their values so that other ranks can
+// read them.
 //
-// Each rank alternates between two buffers. A buffer is free again at the beginning of its rank's
-// next collective but one: all ranks have then arrived at a barrier of the collective in between,
-// and so have finished reading the buffer.
+// Each rank alternates between two buffers, so it uses a buffer again in the collective after the
+// next. This is safe: in the collective in between, all ranks have arrived at a barrier. They have
+// therefore finished reading the buffer.
 
 namespace tfdist::device {
 
 struct Staging {
-  char* of[kMaxRanks];  // per rank, as seen by this rank
+  char* of[kMaxRanks];  // for each rank, its buffer as seen by this rank
   uint32_t rank;
   uint32_t ranks;
-  uint64_t part;  // vectors that each rank reduces in two shots; the last ranks may have fewer
+  // The number of vectors that each rank reduces in two shots. The last ranks may have fewer.
+  uint64_t part;
 };
 
 }  // namespace tfdist::device

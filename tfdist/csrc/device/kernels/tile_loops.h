@@ -1,4 +1,4 @@
-// Assigns tiles of tensors to half-warps.
+// Distributes the tiles of tensors among half-warps.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ uint32_t FindTensor(const TiledList<T>& list, uint32_t tile) {
 }
 
 // Calls `use(tensor, number, tile, begin, count)` for each tile that this thread's half-warp
-// handles, with the range of its values in the tensor.
+// handles. The tile consists of the tensor's values [begin, begin + count).
 template <typename T, typename Use>
 void ForTiles(const TiledList<T>& list, Use use) {
   for (uint64_t i = HalfWarpOfGrid(); i < list.tiles; i += HalfWarpsOfGrid()) {

@@ -1,4 +1,4 @@
-// Reads and writes vectors of a list's tensors.
+// Reads and writes vectors of the tensors in a list.
 #pragma once
 
 #include <cstring>
@@ -22,13 +22,14 @@ inline const Span& Find(const List& list, uint64_t vector) {
   return list.spans[first];
 }
 
-// Whether a vector can be moved at once; `data` is the span's input or output.
+// Returns whether a vector can be loaded or stored as a whole. `data` is the input or the output of
+// the span.
 inline bool IsWhole(const Span& span, const char* data, uint64_t offset) {
   const bool aligned = reinterpret_cast<uint64_t>(data) % kVectorBytes == 0;
   return aligned && offset + kVectorBytes <= span.bytes;
 }
 
-// Returns a vector, filled with zeros beyond the end of its tensor.
+// Returns a vector. It contains zeros beyond the end of its tensor.
 inline Vector LoadVector(const List& list, uint64_t vector) {
   const Span& span = Find(list, vector);
   const uint64_t offset = (vector - span.begin) * kVectorBytes;

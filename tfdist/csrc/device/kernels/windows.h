@@ -1,5 +1,5 @@
-// Gives a half-warp contiguous access to the values of a block: in their tensor, or in a copy if
-// they are in several tensors.
+// Gives a half-warp contiguous access to the values of a block. If the values are in one tensor,
+// they are accessed there. If they are in several tensors, they are accessed in a copy.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace tfdist::device {
 
 class Window {
  public:
-  // Args: copies: room for copies of all values from the place on.
+  // Args: copies: memory for copies of all values from `place` on.
   Window(const Place& place, uint64_t offset, uint32_t count, float* copies)
       : run_(place.run), begin_(place.begin + offset), count_(count) {
     if (run_.count == 0) return;
@@ -20,7 +20,7 @@ class Window {
     values_ = copied_ ? copies + offset : At(first, begin_);
   }
 
-  // Null if the run is empty.
+  // Returns the values of the block; null if the run is empty.
   float* values() const { return values_; }
 
   void Fetch() const {
@@ -40,7 +40,7 @@ class Window {
   float* At(uint32_t stretch, uint64_t value) const {
     return run_.stretches[stretch].values + (value - run_.stretches[stretch].begin);
   }
-  // Returns the stretch that contains a value.
+  // Returns the index of the stretch that contains a value.
   uint32_t Find(uint64_t value) const {
     uint32_t first = 0, behind = run_.count;
     while (behind - first > 1) {
