@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 PREFIX = "TFDIST_"
-"""The beginning of the names of all variables."""
+"""The prefix of the names of all environment variables."""
 
 
 class Variable:
@@ -49,7 +49,7 @@ class Variable:
 
 
 TLS_VARIABLES = (Variable.TLS_CERTIFICATE, Variable.TLS_KEY, Variable.TLS_CA)
-"""The paths of files, which are set together."""
+"""The variables with the paths of TLS files. A job sets all of them or none."""
 
 
 class InternalVariable:
@@ -71,14 +71,14 @@ class InternalVariable:
 
 
 USAGE_ERROR = 2
-"""The exit code of a command that is used wrongly."""
+"""The exit code of a command with invalid arguments."""
 
 PREEMPTED = 75
-"""The exit code of a worker, or a job, that was told to stop and has saved its state: no failure,
-start the job again elsewhere (EX_TEMPFAIL)."""
+"""The exit code of a worker or a job that has saved its state and stopped on request (EX_TEMPFAIL).
+It is not a failure: start the job again elsewhere."""
 
 SIGNAL_BASE = 128
-"""The exit code of a command that a signal stopped, without the signal's number."""
+"""A command that a signal stopped exits with this number plus the number of the signal."""
 
 _SECURITY = ("warn", "required", "none")
 _ALGORITHMS = ("auto", "shm", "one_shot", "two_shot", "ring", "hierarchical")

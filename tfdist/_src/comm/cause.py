@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 OTHER, LOST, SILENT, LEFT, FAILED = "other", "lost", "silent", "left", "failed"
-"""What happened, as in csrc/error.h.
+"""The events that can happen to a worker, as in csrc/error.h.
 
 A worker is lost if its process has ended or a connection to it has broken. It is silent if it has
 shown no sign of life for too long. It has left if it has closed the communicator. It has failed if

@@ -168,7 +168,7 @@ def _leave() -> None:
 
 
 CLOSED = 0
-"""The core's number for no communicator."""
+"""The number that the core returns if there is no communicator."""
 
 _INVALID_ARGUMENT = 1
 

@@ -26,7 +26,8 @@ from tfdist._src.xla import uncompiled_scope
 Route = tuple[object, ...]
 EXACT: Route = ("exact",)
 COMPRESSED: Route = ("compressed",)
-"""Compressed by the core, which determines itself how the workers are divided among hosts."""
+"""The route of gradients that the core compresses. The core itself finds out which workers share a
+host."""
 
 Sum = Callable[[list[Any]], list[Any]]
 # A function that creates, for each replica of this worker, the connections to the other workers.

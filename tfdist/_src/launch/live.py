@@ -433,7 +433,7 @@ def _measurement(activity: Activity, hosts: Sequence[int]) -> stragglers.Measure
 
 
 LONG_SECONDS = 1.0
-"""A rank in an operation for less than this may be making progress."""
+"""A rank that has been in an operation for less than this may still be making progress."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from tfdist._src.monitoring.metrics_reading import describe
 from tfdist._src.options import Options
 
 _MAX_CONNECTIONS = 8
-"""The limit on connections. Beyond it, the address with the most loses its oldest connection."""
+"""The maximum number of connections. If there are more, the server closes the oldest connection of
+the address that has the most."""
 _SILENCE_SECONDS = 5.0
 _REQUEST_SECONDS = 20.0
 _MAX_REASON = 200

@@ -87,7 +87,7 @@ class Ballot:
 
 
 NONE = Ballot(-1, -1)
-"""Lower than any ballot."""
+"""A ballot that is lower than every ballot that a member proposes."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from tfdist._src.cluster.net.wait_messages import Announce, WaitMessages
 from tfdist.errors import GroupLostError
 
 POLL_SECONDS = 0.05
-"""The interval of checks that depend only on time; events are noticed at once."""
+"""The interval of checks that depend only on time; events are noticed immediately."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from tfdist.errors import GroupLostError, TfdistError
 _INQUIRY_SECONDS = 2.0
 _FAREWELL_SECONDS = 2.0
 _FAREWELLS_SECONDS = 3.0
-"""The limit for all members together."""
+"""The maximum total time for the farewells of all members."""
 
 
 def inquire(node: Node, calls: Calls) -> Iterator[str]:

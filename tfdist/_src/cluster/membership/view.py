@@ -146,9 +146,9 @@ class State(Enum):
     AWAITED = "awaited"
     ANSWERED = "answered"
     DEAD = "dead"
-    """Dead for certain, and its last word is known."""
+    """The process has ended, and its last word is known."""
     GONE = "gone"
-    """Dead for certain, but its last word is lost."""
+    """The process has ended, but its last word is lost."""
     LOST = "lost"
     """Silent for so long that the others no longer wait for it."""
 

@@ -8,7 +8,7 @@ from tfdist._src.cluster.membership.view import decode_view, encode_view
 from tfdist._src.cluster.net.framing import Header, WireError
 
 FRAME_LIMIT = 4 * 1024 * 1024
-"""Large enough for a few views of thousands of members."""
+"""The maximum size of a frame: enough for a few views of thousands of members."""
 
 
 def encode_request(request: consensus.Request) -> Header:

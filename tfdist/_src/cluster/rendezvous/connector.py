@@ -28,7 +28,7 @@ _BACK_OFF = (0.05, 1.0)
 _MAX_AT_ONCE = 16
 _MAX_CONNECTING = 256
 _FAST_SECONDS = 0.25
-"""A connection that takes longer to open no longer counts among the `_MAX_AT_ONCE`."""
+"""A connection attempt that takes longer no longer counts toward `_MAX_AT_ONCE`."""
 _HANDSHAKE_SECONDS = 30.0
 """The time limit of a handshake; the peer may have hundreds of connections to accept."""
 

@@ -125,7 +125,7 @@ _FIRST_PORT, _PORTS = 12000, 20000
 """Below the ports that operating systems use for outgoing connections."""
 
 _INNER = ("OMPI_COMM_WORLD_SIZE", "HYDI_CONTROL_FD", "TORCHELASTIC_RUN_ID")
-"""Set by launchers inside a step; their processes are not srun's tasks."""
+"""Variables that launchers inside a Slurm step set. Their processes are not tasks of srun."""
 
 
 def resolve(environ: Mapping[str, str]) -> found.ResolvedJob | None:

@@ -215,7 +215,8 @@ class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
 
 _NONE_BEGUN: tuple[int, Callable[[], object]] = 0, lambda: None
 _NO_TEST: tuple[int, float, int] = -1, 0, 0
-"""The place before all validation events: the epoch, the batch, and 1 at the end of the batch."""
+"""A place before all validation events. A place is an epoch, a batch, and 0 for the begin or 1 for the
+end of the batch."""
 
 
 class Interrupted(NamedTuple):

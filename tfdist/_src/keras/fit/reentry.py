@@ -8,8 +8,8 @@ from tfdist._src.internals import iterators
 from tfdist._src.keras.fit.position import BatchSize
 
 Step = tuple[Any, ...]
-"""A step of Keras's loop: the number of its first batch, in newer versions also of its last one,
-and the iterator."""
+"""A step of Keras's training loop: the index of its first batch, then, in newer versions of Keras,
+the index of its last batch, and finally the iterator."""
 
 
 class Reentry:

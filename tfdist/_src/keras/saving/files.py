@@ -382,7 +382,7 @@ def _full_model(model: Any) -> contextlib.AbstractContextManager[Any]:
 
 
 _read: weakref.WeakKeyDictionary[Session, int] = weakref.WeakKeyDictionary()
-"""How many of the chief's notices of its saves this worker has read, in each session."""
+"""For each session, the number of the chief's save notices that this worker has read."""
 
 
 def _chief_notice(session: Session, path: str, step: int) -> tuple[dict[str, Any], int] | None:
