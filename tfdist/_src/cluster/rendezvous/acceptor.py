@@ -300,8 +300,8 @@ ACCEPT_SECONDS = 20.0
 _MAX_STRANGERS = 256
 _FULL_SECONDS = 0.05
 _AT_ONCE = 64
-"""The maximum number of connections accepted in one call, so that a flood of connections cannot block
-the caller's other work."""
+"""The maximum number of connections accepted in one call, so that a flood cannot block the
+caller's other work."""
 
 
 class CannotServe(WireError):

@@ -215,8 +215,8 @@ class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
 
 _NONE_BEGUN: tuple[int, Callable[[], object]] = 0, lambda: None
 _NO_TEST: tuple[int, float, int] = -1, 0, 0
-"""A place before all validation events. A place is an epoch, a batch, and 0 for the beginning of the
-batch or 1 for its end."""
+"""A place before all validation events. A place is an epoch, a batch, and 0 for the beginning of
+the batch or 1 for its end."""
 
 
 class Interrupted(NamedTuple):
