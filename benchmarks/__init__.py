@@ -1,1 +1,1 @@
-"""Measurements of tfdist against its peers; run one with `python -m benchmarks.NAME`."""
+"""Benchmarks of tfdist and of other libraries. Run one with `python -m benchmarks.NAME`."""

@@ -1,10 +1,11 @@
-"""Measures the time to partition a training step, which happens once per trace.
+"""Measures the time to trace, analyze and partition the graph of a training step.
 
     python -m benchmarks.partition_time --blocks=9
 
-Keras's `train_step` of a GPT with Adam is traced in one process. Its graph is then analyzed and
-partitioned for a worker without communication. Each round repeats all three phases. Times are CPU
-times of this process; the table shows the shortest, and the times for 10,000 operations.
+tfdist does this each time that it traces a training step. The benchmark runs in one process. It
+traces Keras's `train_step` of a GPT with Adam, analyzes the graph, and then partitions the graph
+for a worker that does not communicate. Each round repeats these three phases. The table shows the
+CPU time of each phase in the fastest round, and this time per 10,000 operations of the graph.
 """
 
 from __future__ import annotations
@@ -27,27 +28,27 @@ from tfdist._src.global_view.partition import Partition, RowShare, WorkerEmitter
 from tfdist._src.internals.graphs import trace_into_graph
 
 _BLOCKS = flags.DEFINE_integer("blocks", 9, "blocks of the transformer", lower_bound=1)
-_ROUNDS = flags.DEFINE_integer("rounds", 5, "how often each phase is measured", lower_bound=1)
+_ROUNDS = flags.DEFINE_integer("rounds", 5, "number of measurements of each phase", lower_bound=1)
 
 _WIDTH, _TIMES, _CLASSES = 16, 8, 32
 _BATCH = tuple([tf.TensorSpec([None, _TIMES], tf.int32)] * 2)
 
 
 class Silent:
-    """Replaces the communication of a worker by its own values."""
+    """Replaces the communication of a worker: each collective returns the worker's own values."""
 
     scatters = True
 
     def scatter(self, tensors: Sequence[Any]) -> list[Any]:
-        """Returns the worker's own sums in place of its rows of the total sums."""
+        """Returns the worker's own values. A real worker returns a part of the sums."""
         return [tf.identity(tensor) for tensor in tensors]
 
     def reduce(self, tensors: Sequence[Any], reductions: Sequence[str]) -> list[Any]:
-        """Returns the worker's own values in place of the reduced values."""
+        """Returns the worker's own values. A real worker returns the reduced values."""
         return [tf.identity(tensor) for tensor in tensors]
 
     def gather(self, tensors: Sequence[Any]) -> list[Any]:
-        """Returns the worker's own rows in place of all rows."""
+        """Returns the worker's own rows. A real worker returns the rows of all workers."""
         return [tf.identity(tensor) for tensor in tensors]
 
     def awaits_rows(self, values: Sequence[tf.Tensor]) -> None:
@@ -58,7 +59,7 @@ class Silent:
 
 
 def transformer(blocks: int) -> keras.Model:
-    """Returns a narrow causal transformer; the sizes of tensors do not matter here."""
+    """Returns a causal transformer with small tensors, because their sizes do not matter here."""
     tokens = keras.Input([_TIMES], dtype="int32")
     x = layers.Embedding(_CLASSES, _WIDTH)(tokens)
     for _ in range(blocks):
@@ -73,7 +74,7 @@ def transformer(blocks: int) -> keras.Model:
 
 
 def trace(model: keras.Model) -> Any:
-    """Returns the graph of a step for a batch of any size."""
+    """Traces a training step for a batch of any size, and returns the graph."""
 
     def step(*given: Any) -> list[Any]:
         return [tf.convert_to_tensor(v) for v in tf.nest.flatten(model.train_step(given))]
@@ -82,7 +83,7 @@ def trace(model: keras.Model) -> Any:
 
 
 def analyze(model: keras.Model, graph: Any) -> Analysis:
-    """Returns the layouts of the values in the graph of a step."""
+    """Determines the layout of each value in the graph of a training step."""
     batch = Symbol()
     held = {id(v.value.handle) for m in model.metrics for v in m.variables}
     values = [Value(rows(), (Dim(1, (batch,)), Dim(_TIMES)))] * len(_BATCH)
@@ -94,7 +95,7 @@ def analyze(model: keras.Model, graph: Any) -> Analysis:
 
 
 def partition(analysis: Analysis) -> None:
-    """Adds a worker's part to a new graph."""
+    """Adds the part of one worker to a new graph."""
     graph = analysis.graph
     outer = [value for value, _ in graph.captures]
 
@@ -121,7 +122,7 @@ def _seconds(function: Callable[[], Any]) -> float:
 
 
 def main(_: Sequence[str]) -> None:
-    """Prints the times of the three phases."""
+    """Measures the three phases, and prints their times."""
     model = transformer(_BLOCKS.value)
     model.train_on_batch(*[np.zeros([2, _TIMES], "int32")] * 2)  # Creates all variables.
     graph = trace(model)

@@ -1,12 +1,16 @@
-"""Compares the memory that training needs in the workers of a pipeline and in one process.
+"""Compares the memory of the workers of a pipeline to the memory of training in one process.
 
     python -m benchmarks.pipeline_memory --schedules=1f1b,zbv --json=memory.json
 
-The model is a chain of equal dense layers, trained with few rows, so that almost all memory is
-weights, gradients and the optimizer's slots. Their sum is the needed memory. The one process has
-the layers of one worker only; it may drop a gradient before it computes the next one, whereas
-gradients of microbatches must be accumulated. The peak is the maximum resident memory of a process,
-minus its memory after training a tiny model. A row describes the worker with the highest peak.
+The model is a chain of equal dense layers. It is trained with few rows, so almost all memory holds
+weights, gradients and the optimizer's slots. The sum of their sizes is the needed memory. The peak
+is the maximum resident memory of a process, minus its resident memory after it has trained a tiny
+model. A row of the table describes the worker with the highest peak.
+
+The row `single` describes one process that trains only as many layers as one worker of the
+pipeline. Its peak may be lower than the needed memory: it can free a gradient before it computes
+the next one. A worker of a pipeline must keep all gradients to accumulate them over the
+microbatches.
 """
 
 from __future__ import annotations
@@ -23,14 +27,16 @@ from benchmarks.step_time.team import free_addresses
 from tfdist._src.pipeline.schedules import SCHEDULES
 
 FLAGS = flags.FLAGS
-flags.DEFINE_integer("stages", 2, "workers", lower_bound=2)
-flags.DEFINE_integer("layers", 48, "of all workers together", lower_bound=2)
-flags.DEFINE_integer("width", 2500, "of a layer, which has width x width weights", lower_bound=8)
-flags.DEFINE_integer("rows", 32, "of a batch", lower_bound=1)
-flags.DEFINE_integer("microbatches", 4, "into how many parts a batch is cut", lower_bound=1)
+flags.DEFINE_integer("stages", 2, "number of workers", lower_bound=2)
+flags.DEFINE_integer("layers", 48, "number of layers of all workers together", lower_bound=2)
+flags.DEFINE_integer(
+    "width", 2500, "units of a layer, which has width x width weights", lower_bound=8
+)
+flags.DEFINE_integer("rows", 32, "number of rows in a batch", lower_bound=1)
+flags.DEFINE_integer("microbatches", 4, "number of microbatches per batch", lower_bound=1)
 flags.DEFINE_list("schedules", ["1f1b"], f"any of {', '.join(SCHEDULES)}")
-flags.DEFINE_string("optimizer", "adam", "a name that Keras knows")
-flags.DEFINE_integer("timeout", 600, "seconds for a job", lower_bound=1)
+flags.DEFINE_string("optimizer", "adam", "name of a Keras optimizer")
+flags.DEFINE_integer("timeout", 600, "maximum seconds for each schedule", lower_bound=1)
 flags.DEFINE_string("json", None, "file to write the rows to")
 flags.register_validator(
     "schedules", lambda names: set(names) <= set(SCHEDULES), f"any of {', '.join(SCHEDULES)}"
@@ -40,7 +46,7 @@ SIZE = ("stages", "layers", "width", "rows", "microbatches")
 
 
 def main(_: list[str]) -> None:
-    """Measures, prints a table, and writes the rows."""
+    """Measures one process and all schedules, prints a table, and writes the rows."""
     print(f"{'schedule':>15}  needed MiB  peak MiB  peak/needed")
     rows: list[dict[str, Any]] = []
     for schedule in ("single", *FLAGS.schedules):
@@ -56,7 +62,7 @@ def main(_: list[str]) -> None:
 
 
 def measure(schedule: str) -> list[dict[str, float]]:
-    """Trains with a schedule; returns the answer of each worker."""
+    """Trains with a schedule, and returns the needed memory and the peak of each worker."""
     addresses = [] if schedule == "single" else free_addresses(FLAGS.stages)
     order = {
         "schedule": schedule,

@@ -1,11 +1,12 @@
-"""Measures the cost of TLS: an all-reduce of float32 between hosts, with and without TLS.
+"""Compares a float32 all-reduce between hosts with TLS to the same all-reduce without TLS.
 
     python -m benchmarks.tls --ranks=2 --sizes=1KiB,4MiB,64MiB
 
-The ranks are processes of this machine that count as different hosts, so that all data is sent over
-loopback. Both communicators are open at the same time, and their short rounds alternate. For each
-size, the table shows the medians of the rounds with and without TLS: the time, and
-busbw = size / time * 2 (n - 1) / n, in 10^9 bytes per second.
+The ranks are processes of this machine. tfdist treats each rank as a separate host, so the ranks
+send all data over the loopback interface. Each rank has two communicators, one with TLS and one
+without. In each round, both are measured one after the other. For each size and each communicator,
+the table shows the median time over the rounds, and the bus bandwidth at this time:
+size / time * 2 (n - 1) / n, in 10^9 bytes per second.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ FLAGS = flags.FLAGS
 flags.DEFINE_integer("ranks", 2, "number of ranks", lower_bound=2)
 flags.DEFINE_list("sizes", ["1KiB", "4MiB", "64MiB"], "sizes of the float32 vector")
 flags.DEFINE_integer("rounds", 15, "rounds for each size", lower_bound=1)
-flags.DEFINE_float("seconds", 0.2, "about how long a round takes")
+flags.DEFINE_float("seconds", 0.2, "approximate duration of a round in seconds")
 flags.DEFINE_string(
     "certificates",
     str(Path(__file__).parents[1] / "tests" / "certificates"),
@@ -41,12 +42,12 @@ FLOAT32, SUM = 7, 0
 
 
 class Group:
-    """A communicator of this process.
+    """A communicator of this process that contains all ranks.
 
     Args:
-        session: the job's session.
-        name: the name of the group.
-        options: the settings, with or without TLS.
+        session: the session of the job.
+        name: the name of the communicator's group.
+        options: tfdist's options. They determine whether the communicator uses TLS.
     """
 
     def __init__(self, session: Any, name: str, options: Any) -> None:
@@ -63,7 +64,7 @@ class Group:
         self._number = number
 
     def round(self, memory: Any, count: int, times: int) -> float:
-        """Returns the seconds of one all-reduce."""
+        """Runs several all-reduces, and returns the time of one all-reduce in seconds."""
         self._check(self._core.tfd_barrier(self._number, b""))
         begin = time.perf_counter()
         for _ in range(times):
@@ -82,7 +83,7 @@ class Group:
 
 
 def work() -> None:
-    """Runs one rank; rank 0 prints the measurements."""
+    """Runs the program of a rank. Rank 0 prints the measurements."""
     from tfdist._src.cluster import from_environment, meet
     from tfdist._src.options import Options
 
@@ -114,7 +115,7 @@ def work() -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Starts the ranks, or runs one if this process was started as a rank."""
+    """Starts the ranks. If this process is a rank that `main` has started, runs its program."""
     if "TF_CONFIG" in os.environ:
         return work()
     reserved = [socket.create_server(("127.0.0.1", 0)) for _ in range(FLAGS.ranks)]

@@ -1,1 +1,1 @@
-"""The benchmark of all-reduces: backends, their ranks, hosts, rounds and figures."""
+"""The benchmark of all-reduces: its backends, ranks, hosts, rounds, and figures."""

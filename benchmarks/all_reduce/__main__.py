@@ -1,24 +1,34 @@
-"""Measures an all-reduce of float32 by tfdist's core and by its peers, in turns.
+"""Compares the float32 all-reduce of tfdist's core with the all-reduces of other libraries.
 
     python -m benchmarks.all_reduce --ranks=2 --sizes=1KiB,1MiB,64MiB --json=all_reduce.json
 
-The ranks of all backends are started first, and then sleep. For each size, the backends run short
-rounds in turns, while all others sleep. So a disturbance of the machine affects all backends alike,
-and the meaningful figure is the ratio within the same round. The backends:
+The benchmark first starts the ranks of all backends. The ranks then sleep until the benchmark sends
+a command. For each size, the benchmark runs several short rounds. In each round, the backends are
+measured one after the other, and only the ranks of one backend are awake at a time. If the machine
+is busy with other work for a while, all backends become slower by about the same factor. Therefore,
+compare two backends by the ratio of their times in the same round. The backends:
 
-  native     tfdist's core by its C API
+  native     tfdist's core, called through its C API
   native_op  tfdist's core as a TensorFlow operation, in a tf.function
   gloo       torch.distributed over gloo          pip install torch==2.13.0
   mpi        Open MPI                             apt-get install openmpi-bin libopenmpi-dev
   impi       Intel MPI                            pip install impi-rt impi-devel
   tf_ring    TensorFlow's RING collectives
-  memcpy     the limit: all ranks copy memory at the same time
+  memcpy     no all-reduce: all ranks copy memory at the same time, for comparison
 
-The table shows for each size and backend the time (the median of the rounds), algbw = size / time,
-busbw = algbw * 2 (n - 1) / n on n ranks (algbw for memcpy), the best round's busbw, the number of
-wrong elements, and the ratio of busbw to native's busbw, or to the first backend's if native is not
-measured. Bandwidths are in 10^9 bytes per second. The last column shows the nanoseconds that a word
-took from core to core at that time. Backends that cannot run are reported with the reason.
+The table has one line for each size and backend:
+
+  time us   the time of one all-reduce: the median over the rounds
+  algbw     size / time
+  busbw     algbw * 2 (n - 1) / n on n ranks; for memcpy, the same as algbw
+  best      busbw in the fastest round
+  #wrong    the number of wrong elements in the results
+  ratio     busbw divided by native's busbw, or by the first backend's if native is not measured
+  cores ns  the time in which a write by one core becomes visible to another core, measured before
+            the rounds of this size
+
+All bandwidths are in 10^9 bytes per second. If a backend cannot run, the benchmark prints the
+reason.
 """
 
 from __future__ import annotations
@@ -58,24 +68,30 @@ flags.DEFINE_integer("rounds", 10, "rounds for each size", lower_bound=1)
 flags.DEFINE_string(
     "hosts",
     "",
-    "netns:N spreads the ranks over N network namespaces on a bridge, which takes root and "
-    "iproute2; empty for this host",
+    "netns:N distributes the ranks over N network namespaces that are connected by a bridge; this "
+    "requires root and iproute2; if empty, all ranks run on this host",
 )
-flags.DEFINE_string("rate", "", "what each host may send, as tc writes it: 1gbit; empty for all")
+flags.DEFINE_string(
+    "rate", "", "maximum send rate of each host in the notation of tc: 1gbit; if empty, unlimited"
+)
 flags.DEFINE_string("torch_python", sys.executable, "a Python that has torch, for gloo")
 flags.DEFINE_string(
-    "impi_root", "", "folder of Intel MPI; by default this Python's environment, or torch_python's"
+    "impi_root",
+    "",
+    "folder of Intel MPI; by default the environment of this Python or of --torch_python",
 )
 flags.DEFINE_bool(
-    "in_place", True, "reduce in place; else native, mpi and impi write to another buffer"
+    "in_place",
+    True,
+    "reduce in place; with --noin_place, native, mpi and impi write the result to another buffer",
 )
 flags.DEFINE_float("timeout", 120.0, "seconds to wait for a rank's answer", lower_bound=1)
 flags.DEFINE_string("json", None, "file to write the rows to")
-flags.DEFINE_string("plot", None, "picture to draw: a .png file; takes matplotlib")
+flags.DEFINE_string("plot", None, "picture to draw, such as a .png file; requires matplotlib")
 
 
 def at_least_two(counts: list[str]) -> bool:
-    """Whether all texts are integers of at least 2."""
+    """Whether all texts are integers, and each is at least 2."""
     return all(count.isdigit() and int(count) >= 2 for count in counts)
 
 
@@ -89,12 +105,12 @@ flags.register_validator("backends", all_known, f"any of {', '.join(BACKENDS)}")
 
 
 def main(_: list[str]) -> int:
-    """Measures, prints a table for each number of ranks, and writes rows and picture.
+    """Measures all backends, prints a table for each number of ranks, and writes the files.
 
     Returns:
-        1 if any element was wrong, else 0.
+        The exit code: 1 if any all-reduce had a wrong element, else 0.
     """
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # With all cleanups.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # Runs the cleanups.
     try:
         sizes = list(map(parse_size, FLAGS.sizes))
         hosts = parse_hosts(FLAGS.hosts)
@@ -119,9 +135,16 @@ def main(_: list[str]) -> int:
 
 
 def measure(ranks: int, sizes: list[int], hosts: Hosts, folder: Path) -> list[dict[str, Any]]:
-    """Returns the rows of all backends on some ranks; rows of missing backends are last.
+    """Measures all sizes with one number of ranks, and returns the rows of all backends.
 
-    Writes files to `folder`.
+    A backend that cannot run, or that fails, has a row with the reason under `missing`. These rows
+    follow the rows with figures.
+
+    Args:
+        ranks: the number of ranks of each backend.
+        sizes: the numbers of bytes to reduce.
+        hosts: the hosts that the ranks run on.
+        folder: the folder for compiled programs and for the files of the ranks.
     """
     rows: list[dict[str, Any]] = []
     missing: dict[str, str] = {}
@@ -155,13 +178,16 @@ def measure(ranks: int, sizes: list[int], hosts: Hosts, folder: Path) -> list[di
 def start_teams(
     ranks: int, hosts: Hosts, folder: Path, missing: dict[str, str]
 ) -> Iterator[dict[str, Team]]:
-    """Starts the ranks of all backends; at the end, stops the teams that are in the dictionary.
+    """Starts the ranks of all backends, and yields a dictionary of their teams.
+
+    When the context exits, it stops all teams that are still in the dictionary. A caller that stops
+    a team earlier must remove the team from the dictionary.
 
     Args:
         ranks: the number of ranks of each backend.
         hosts: the hosts that the ranks run on.
-        folder: the folder for files.
-        missing: receives the reason for each backend that cannot run.
+        folder: the folder for compiled programs and for the files of the ranks.
+        missing: a dictionary to which the reason is added for each backend that cannot run.
     """
     teams: dict[str, Team] = {}
     try:
@@ -194,7 +220,7 @@ def start_teams(
 
 
 def report(line: str) -> None:
-    """Prints a line about the progress."""
+    """Prints a progress message."""
     print(line, file=sys.stderr, flush=True)
 
 

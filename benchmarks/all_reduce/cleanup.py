@@ -1,4 +1,4 @@
-"""Protects cleanups from a second Ctrl-C."""
+"""Ensures that a second Ctrl-C does not interrupt the cleanup after the first one."""
 
 from __future__ import annotations
 

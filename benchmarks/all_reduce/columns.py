@@ -1,4 +1,4 @@
-"""Tables for the terminal."""
+"""Formats tables for the terminal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def align(lines: Sequence[Sequence[str]]) -> list[str]:
-    """Formats lines of cells in right-aligned columns."""
+    """Formats lines of cells as a table, and right-aligns its columns."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return [
         "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
@@ -20,12 +20,14 @@ def format_rows(
     columns: Mapping[str, str],
     cell: Callable[[str, Any], str],
 ) -> str:
-    """Formats rows in aligned columns; a row without figures shows the reason.
+    """Formats rows as a table with aligned columns.
 
     Args:
-        rows: the values by column name; the reason of a failure is under `missing`.
-        columns: the headings by column name.
-        cell: formats a value, given its column name and the value; None if a row lacks the value.
+        rows: for each row, its values by column name. If the measurement of a row failed, the row
+            contains the reason under `missing`, and the table shows this reason.
+        columns: the heading of each column, by column name.
+        cell: a function that takes a column name and a value, and returns the text of the cell. The
+            value is None if the row has no value for the column.
     """
     lines = [list(columns.values())]
     lines += [[cell(name, row.get(name)) for name in columns] for row in rows]

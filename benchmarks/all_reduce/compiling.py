@@ -12,19 +12,19 @@ RANKS = Path(__file__).parent / "ranks"
 
 
 def build(compiler: str, sources: Sequence[Path], output: Path, *options: str) -> Path:
-    """Compiles sources into one program or library, unless the output exists.
+    """Compiles sources into one program or library, unless the output file already exists.
 
     Args:
-        compiler: a command: `gcc`, `g++`, `mpicc`.
-        sources: files in C or C++.
-        output: the file to create.
-        options: further arguments, placed after the sources.
+        compiler: the compiler's command, such as `gcc`, `g++` or `mpicc`.
+        sources: the source files, in C or C++.
+        output: the path of the program or library.
+        options: further arguments of the compiler; they follow the sources on the command line.
 
     Returns:
-        The output.
+        The path of the output.
 
     Raises:
-        MissingError: the compiler is not installed, or cannot compile the sources.
+        MissingError: the compiler is not installed, or it cannot compile the sources.
     """
     if output.exists():
         return output

@@ -1,7 +1,8 @@
-"""Measures the latency between cores, which a virtual machine's host may change at any time.
+"""Measures the latency between two cores.
 
-If only some cores share a cache, every backend is several times slower between distant cores than
-between close cores. The latency shows whether a change of the figures has this cause.
+On two cores without a common cache, a backend may be several times slower than on two cores that
+share a cache. The host of a virtual machine may move the virtual cores at any time. If the figures
+change from one measurement to the next, the latency shows whether this is the cause.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from benchmarks.all_reduce.job import MissingError
 
 
 def measure_distance(builds: Path) -> float | None:
-    """Returns the nanoseconds that a word takes from one core to another.
+    """Returns the time in which a write by one core becomes visible to another core.
 
     Args:
         builds: the folder for compiled programs.
 
     Returns:
-        The nanoseconds; None without a compiler, or with one core only.
+        The time in nanoseconds. None if there is no compiler, if this process may use only one
+        core, or if the measurement takes too long.
     """
     try:
         program = build("gcc", [RANKS / "distance.c"], builds / "distance")

@@ -1,4 +1,4 @@
-"""Computes rows and tables from the times of the rounds."""
+"""Computes the rows of the table from the times of the rounds."""
 
 from __future__ import annotations
 
@@ -16,20 +16,24 @@ COPIES = ("memcpy",)
 def make_rows(
     ranks: int, size: int, times: Mapping[str, Times], cores_ns: float | None
 ) -> list[dict[str, Any]]:
-    """Returns one row per backend.
+    """Returns one row for each backend.
 
     Args:
         ranks: the number of ranks.
         size: the number of bytes that were reduced.
         times: the measured times by backend.
-        cores_ns: the nanoseconds from core to core at that time; None if unknown.
+        cores_ns: the latency between two cores before the rounds, in nanoseconds; None if unknown.
 
     Returns:
-        Rows with `backend`, `ranks`, `bytes`, `seconds` (the median of the rounds), `busbw_gbps`
-        (of the median, in 10^9 bytes per second), `best_gbps` (of the best round), `wrong` (the
-        number of wrong elements), `ratio` and `cores_ns`. The ratio is the median over the rounds
-        of the backend's bus bandwidth divided by that of `native`, or of the first backend if
-        `native` is missing.
+        The rows. Each contains `backend`, `ranks`, `bytes` and `cores_ns`, and:
+
+        - `seconds`: the time of one reduction, the median over the rounds.
+        - `busbw_gbps`: the bus bandwidth at this time, in 10^9 bytes per second.
+        - `best_gbps`: the bus bandwidth in the fastest round.
+        - `wrong`: the number of wrong elements.
+        - `ratio`: the backend's bus bandwidth divided by the bus bandwidth of `native`, or of the
+          first backend if `native` is missing. This is computed in each round; the row contains
+          the median over the rounds.
     """
     reference = "native" if "native" in times else next(iter(times), "")
     rows = []
@@ -55,16 +59,16 @@ def make_rows(
 
 
 def bus_bytes(backend: str, ranks: int, size: int) -> float:
-    """Returns the bytes that each rank must send or copy with any algorithm.
+    """Returns the number of bytes from which the bus bandwidth is computed.
 
-    In an all-reduce of n ranks, each rank sends 2 (n - 1) / n of the size, as nccl-tests counts. A
-    copy moves the size.
+    For an all-reduce on n ranks, this is 2 (n - 1) / n times the size, as in nccl-tests: with any
+    algorithm, each rank must send at least this many bytes. For a copy, it is the size.
     """
     return float(size) if backend in COPIES else size * 2 * (ranks - 1) / ranks
 
 
 def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Formats the rows of one number of ranks in aligned columns, like nccl-tests."""
+    """Formats rows with the same number of ranks as a table, like the output of nccl-tests."""
     lines = [
         ["size", "backend", "time us", "algbw", "busbw", "best", "#wrong", "ratio", "cores ns"]
     ]

@@ -1,4 +1,4 @@
-"""The hosts that ranks run on: this host, or network namespaces that a bridge connects."""
+"""The hosts that the ranks run on: this host, or several network namespaces in place of hosts."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from benchmarks.all_reduce.cleanup import undisturbed
 
 @dataclass(frozen=True)
 class Hosts:
-    """Hosts by number.
+    """The hosts that the ranks run on, numbered from 0.
 
     Attributes:
         addresses: for each host, the address at which the other hosts reach it.
-        interface: the name of the network interface with this address, the same on all hosts.
-        namespaces: for each host, its network namespace; empty if this host is the only host.
+        interface: the name of the network interface that has this address. The name is the same on
+            all hosts.
+        namespaces: for each host, the name of its network namespace. Empty if all ranks run on this
+            host.
     """
 
     addresses: Sequence[str]
@@ -32,9 +34,10 @@ class Hosts:
         return len(self.addresses)
 
     def prefix(self, host: int) -> list[str]:
-        """Returns the words that precede a command so that it runs on a host.
+        """Returns the words to put before a command so that the command runs on a host.
 
-        A network namespace also gets its own host name, because MPI distinguishes hosts by name.
+        In a network namespace, the command also sees a separate host name, because MPI
+        distinguishes hosts by their names.
         """
         if not self.namespaces:
             return []
@@ -47,10 +50,14 @@ HERE = Hosts(["127.0.0.1"], "lo")
 
 
 def parse_hosts(text: str) -> int:
-    """Returns N for `netns:N`, which means N namespaces; 0 for "", which means this host.
+    """Parses the value of the flag `--hosts`.
+
+    Returns:
+        The number N of network namespaces for `netns:N`; 0 for the empty text, which stands for
+        this host.
 
     Raises:
-        ValueError: the text is neither.
+        ValueError: the text is neither of these.
     """
     if not text:
         return 0
@@ -64,11 +71,13 @@ def parse_hosts(text: str) -> int:
 
 @contextlib.contextmanager
 def make_hosts(count: int, rate: str) -> Iterator[Hosts]:
-    """Creates network namespaces that a bridge connects, and removes them at the end.
+    """Creates network namespaces that are connected by a bridge; removes them at the end.
 
     Args:
-        count: the number of hosts; 0 for this host only, without a limit.
-        rate: the rate at which each host may send, as `tc` writes it: `1gbit`; "" for no limit.
+        count: the number of namespaces. If it is 0, nothing is created, `rate` is ignored, and this
+            host is the only host.
+        rate: the maximum rate at which each host sends, in the notation of `tc`, such as `1gbit`;
+            "" for no limit.
 
     Raises:
         RuntimeError: this process is not root, iproute2 is missing, or a command failed.
@@ -80,7 +89,7 @@ def make_hosts(count: int, rate: str) -> Iterator[Hosts]:
         raise RuntimeError(
             "Network namespaces take root and the commands ip and tc: apt-get install iproute2"
         )
-    # The names contain this process's ID; an interface's name has at most 15 characters.
+    # The names contain this process's ID, so that two benchmarks can run at the same time.
     names = [f"ar{os.getpid()}h{i}" for i in range(count)]
     switch = f"ar{os.getpid()}switch"
     addresses = [f"10.77.0.{10 + i}" for i in range(count)]
@@ -110,7 +119,7 @@ def run(command: str) -> None:
     """Runs a command of iproute2.
 
     Raises:
-        RuntimeError: the command failed; the error contains its message.
+        RuntimeError: the command failed. The exception contains the command's error message.
     """
     done = subprocess.run(command.split(), capture_output=True, text=True)
     if done.returncode:

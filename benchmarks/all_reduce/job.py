@@ -1,4 +1,7 @@
-"""The input of a backend, a `Job`, and its output, a list of `Process`."""
+"""The types by which the benchmark and its backends communicate.
+
+A backend is a function that takes a `Job` and returns a list of `Process` objects.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +14,27 @@ from benchmarks.all_reduce.hosts import Hosts
 
 
 class MissingError(Exception):
-    """A backend cannot run here; the message says why and how to install it."""
+    """Raised if a backend cannot run here.
+
+    The message contains the reason, and explains how to install the backend.
+    """
 
 
 @dataclass(frozen=True)
 class Job:
-    """The ranks that a backend must start.
+    """Describes the ranks that a backend must start.
 
     Attributes:
         ranks: the number of ranks.
         hosts: the hosts that the ranks run on.
-        control: the path of the socket on which the driver waits for the ranks.
-        folder: the folder for the files of this backend and number of ranks.
-        builds: the folder for compiled programs, which all backends share.
-        torch_python: a Python that has torch.
-        impi_root: the folder of Intel MPI; "" to search for it.
-        in_place: whether backends that support both reduce in place or into another buffer.
+        control: the path of the Unix socket at which the ranks connect to the driver, the process
+            that runs the benchmark.
+        folder: the folder for the files of this job. Each backend and each number of ranks has a
+            separate folder.
+        builds: the folder for compiled programs. All jobs share this folder.
+        torch_python: the path of a Python interpreter that can import torch.
+        impi_root: the folder of Intel MPI; if it is "", the backend searches for the folder.
+        in_place: whether the result of a reduction overwrites its input. Some backends ignore this.
     """
 
     ranks: int
@@ -40,11 +48,11 @@ class Job:
 
     @property
     def host_of_rank(self) -> list[int]:
-        """The number of each rank's host; the first ranks are on the first host."""
+        """For each rank, the number of its host; the first ranks are on the first host."""
         return [rank * self.hosts.count // self.ranks for rank in range(self.ranks)]
 
     def addresses(self) -> list[str]:
-        """Returns for each rank an address of its host with a free port."""
+        """Returns an address for each rank: the address of its host, and a free port."""
         ports = free_ports(self.ranks)
         return [
             f"{self.hosts.addresses[host]}:{port}"
@@ -52,11 +60,12 @@ class Job:
         ]
 
     def each_rank(self, *arguments: str, env: Mapping[str, str] | None = None) -> list[Process]:
-        """Returns one process per rank, which runs on the rank's host.
+        """Returns one process for each rank, to be started on the host of the rank.
 
         Args:
-            arguments: the common arguments. The control socket, the rank, the addresses of all
-                ranks and the hosts of all ranks follow; commas separate addresses and hosts.
+            arguments: the program, and the arguments that are the same for all ranks. This method
+                adds four arguments: the path of the control socket, the rank, the addresses of all
+                ranks, and the host numbers of all ranks. Commas separate addresses and numbers.
             env: environment variables to set.
         """
         addresses = ",".join(self.addresses())
@@ -73,7 +82,7 @@ class Process:
 
     Attributes:
         command: the program and its arguments.
-        host: the number of the host that it runs on.
+        host: the number of the host on which the process runs.
         env: environment variables to set.
     """
 
@@ -83,7 +92,7 @@ class Process:
 
 
 def free_ports(count: int) -> list[int]:
-    """Returns ports that are free on this host, and so also in new network namespaces."""
+    """Returns ports that are free on this host, and in new network namespaces."""
     sockets = [socket.create_server(("", 0)) for _ in range(count)]
     ports = [s.getsockname()[1] for s in sockets]
     for s in sockets:

@@ -1,4 +1,7 @@
-"""Plots the rows: bandwidth over size, and time over size, which shows the latency."""
+"""Plots the bandwidth and the time of each backend against the size.
+
+For small sizes, the time is almost entirely latency.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,11 @@ def can_plot() -> bool:
 
 
 def plot(rows: Sequence[Mapping[str, Any]], file: str) -> None:
-    """Draws the rows.
+    """Draws a picture of the rows.
 
     Args:
-        rows: the rows of `make_rows`.
-        file: the path of the picture; its extension sets the format.
+        rows: the rows that `make_rows` returned. Rows with `missing` are not drawn.
+        file: the path of the picture. The extension determines the format.
     """
     import matplotlib
 

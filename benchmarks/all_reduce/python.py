@@ -1,4 +1,4 @@
-"""Checks that other Python interpreters have a module."""
+"""Checks that a Python interpreter can import a module."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks.all_reduce.job import MissingError
 
-# The ranks import `benchmarks` and, if they need it, tfdist from this checkout.
+# With these variables, the ranks import `benchmarks` and tfdist from this checkout.
 ENVIRONMENT = {
     "PYTHONPATH": str(Path(__file__).parents[2]),
     "PYTHONUNBUFFERED": "1",
@@ -15,15 +15,15 @@ ENVIRONMENT = {
 
 
 def require(python: str, module: str, remedy: str) -> None:
-    """Checks that a Python has a module.
+    """Checks that a Python interpreter can import a module.
 
     Args:
-        python: the interpreter.
-        module: the module's name, without a dot.
-        remedy: how to install the module.
+        python: the command or the path of the interpreter.
+        module: the name of a top-level module.
+        remedy: a text for the exception that explains how to install the module.
 
     Raises:
-        MissingError: the module is missing; the message contains the remedy.
+        MissingError: the interpreter does not run, or it does not find the module.
     """
     find = f"import importlib.util as u, sys; sys.exit(u.find_spec({module!r}) is None)"
     try:

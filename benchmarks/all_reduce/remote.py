@@ -1,4 +1,8 @@
-"""A replacement for ssh, with which MPI's launchers start processes in network namespaces."""
+"""Writes a replacement for ssh that runs commands in network namespaces.
+
+The launchers of MPI use ssh to start ranks on other hosts. Here, network namespaces take the place
+of these hosts.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,13 @@ from benchmarks.all_reduce.hosts import Hosts
 
 
 def write_agent(path: Path, hosts: Hosts) -> Path:
-    """Writes a script that takes options, an address and a command, like ssh.
+    """Writes a script that, like ssh, takes options, a host's address, and a command.
+
+    The script ignores the options, and runs the command in the network namespace of the host.
 
     Args:
         path: the path of the script.
-        hosts: the hosts, which are network namespaces.
+        hosts: the hosts, each with a network namespace.
 
     Returns:
         The path of the script.

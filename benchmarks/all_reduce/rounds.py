@@ -1,4 +1,4 @@
-"""Measures all backends in turns: each backend is measured once in each short round of a size."""
+"""Measures one size in several short rounds; each round measures every backend once."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Times:
     """The measurements of one backend.
 
     Attributes:
-        seconds: for each round, the seconds of one reduction.
-        wrong: the number of wrong elements in all rounds, on all ranks.
+        seconds: for each round, the time of one reduction in seconds.
+        wrong: the total number of wrong elements in all rounds and on all ranks.
     """
 
     seconds: list[float] = field(default_factory=list)
@@ -31,16 +31,17 @@ def take_rounds(
     rounds: int,
     drop: Callable[[str, str], None],
 ) -> dict[str, Times]:
-    """Measures one size with all teams in turns.
+    """Measures one size with all teams in several rounds.
 
     Args:
         teams: the teams by backend.
         size: the number of bytes to reduce.
         rounds: the number of rounds.
-        drop: called with the backend and the reason when a team fails.
+        drop: a function that is called if a team fails, with the name of its backend and the
+            reason. The backend is not measured again.
 
     Returns:
-        The times of the backends that did not fail.
+        The measurements of all backends that did not fail, by backend.
     """
     repetitions: dict[str, int] = {}
     for backend, team in teams.items():
@@ -50,7 +51,7 @@ def take_rounds(
             drop(backend, str(error))
     times = {backend: Times() for backend in repetitions}
     for turn in range(rounds):
-        # Every other round is reversed, so that no backend always follows the same backend.
+        # Every other round has the reverse order, because a backend may affect the next one.
         for backend in list(times)[:: -1 if turn % 2 else 1]:
             try:
                 seconds, wrong = teams[backend].measure(size, repetitions[backend])
@@ -64,13 +65,14 @@ def take_rounds(
 
 
 def calibrate(team: Team, size: int) -> int:
-    """Returns the number of repetitions in a round of about `ROUND_SECONDS`."""
+    """Returns the number of repetitions that take about `ROUND_SECONDS` together."""
     repetitions = 1
     while True:
         seconds, _ = team.measure(size, repetitions)
         spent = seconds * repetitions
         if spent > ROUND_SECONDS / 3 or repetitions == MAX_REPETITIONS:
             return min(MAX_REPETITIONS, max(1, round(ROUND_SECONDS / seconds)))
-        # The first repetitions are slower than later ones, so their number is increased in steps.
+        # The first repetitions are slower than later ones, so a few of them do not suffice to
+        # estimate the time of a repetition.
         growth = min(50.0, 1.5 * ROUND_SECONDS / spent)
         repetitions = min(MAX_REPETITIONS, math.ceil(repetitions * growth))

@@ -1,4 +1,4 @@
-"""Sizes in bytes as people write them: `4KiB`, `64MiB`, `1000`."""
+"""Parses and formats sizes in bytes, such as `4KiB`, `64MiB` or `1000`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
 def parse_size(text: str) -> int:
-    """Returns the number of bytes of a size.
+    """Converts a size such as `"64MiB"` to a number of bytes.
 
     Args:
-        text: digits and a unit of `UNITS`, such as `"64MiB"`.
+        text: digits, followed by a key of `UNITS`.
 
     Raises:
-        ValueError: the text is not a size, or not a whole number of float32 elements.
+        ValueError: the text is not a size, or the number of bytes is not a positive multiple of 4,
+            the size of a float32 element.
     """
     match = re.fullmatch(r"(\d+) ?(\w*)", text.strip())
     if not match or match[2] not in UNITS:
@@ -31,6 +32,6 @@ def parse_size(text: str) -> int:
 
 
 def format_size(size: int) -> str:
-    """Formats a size in the largest unit that divides it."""
+    """Formats a number of bytes in the largest unit that divides it."""
     unit = max((u for u in UNITS if u and size % UNITS[u] == 0), key=UNITS.__getitem__)
     return f"{size // UNITS[unit]} {unit}"

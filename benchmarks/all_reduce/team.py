@@ -1,4 +1,8 @@
-"""The ranks of one backend, which are started once and sleep in a read between commands."""
+"""Runs the ranks of one backend, which wait for commands of the driver.
+
+The driver is the process that runs the benchmark. While a rank waits for a command, it is blocked
+in a read and takes no CPU time.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +18,29 @@ from benchmarks.all_reduce.job import Job, Process
 
 
 class TeamError(Exception):
-    """A rank failed or did not answer; the message names the rank and the reason."""
+    """Raised if a rank failed or did not answer.
+
+    The message contains the rank and the reason.
+    """
 
 
 class Team:
-    """Ranks that wait for commands, each on its own connection to the driver.
+    """The ranks of one backend; each has a connection to the driver.
 
-    A command is a line. `check BYTES` reduces known values, and leaves a buffer of zeros; the
-    answer is the number of wrong elements. `time REPETITIONS` reduces this buffer repeatedly; the
-    answer is the total seconds. If a command fails, the answer is `error` and a message. A rank
-    exits when its connection ends.
+    The driver sends commands to the ranks. A command is one line, and so is the answer:
+
+    - `check BYTES` reduces a vector of this size with known values, and then sets a vector of the
+      same size to zero. The answer is the number of wrong elements in the result.
+    - `time REPETITIONS` reduces the vector of zeros repeatedly. The answer is the total time in
+      seconds.
+
+    If a command fails, the answer is `error` and a message. A rank exits when the driver closes the
+    connection.
 
     Args:
         job: the hosts and files of the ranks.
-        processes: the processes to start; a process may start several ranks.
-        timeout: seconds to wait for an answer.
+        processes: the processes to start. One process may start several ranks.
+        timeout: the maximum time to wait for an answer, in seconds.
     """
 
     def __init__(self, job: Job, processes: Sequence[Process], timeout: float) -> None:
@@ -50,7 +62,7 @@ class Team:
                             stdin=subprocess.DEVNULL,
                             stdout=log,
                             stderr=log,
-                            start_new_session=True,  # Ctrl-C must reach only the driver.
+                            start_new_session=True,  # So that Ctrl-C interrupts only the driver.
                         )
                     )
         except BaseException:
@@ -61,7 +73,7 @@ class Team:
         """Waits until all ranks have connected.
 
         Raises:
-            TeamError: a process ended, or the ranks did not connect in time.
+            TeamError: a process ended, or a rank did not connect in time.
         """
         end = time.monotonic() + self._timeout
         self._listener.settimeout(0.2)
@@ -84,15 +96,15 @@ class Team:
         self._listener.close()
 
     def measure(self, size: int, repetitions: int) -> tuple[float, int]:
-        """Checks one reduction, and times several.
+        """Checks the result of one reduction, and then times several reductions.
 
         Args:
             size: the number of bytes to reduce.
             repetitions: the number of timed reductions.
 
         Returns:
-            The seconds per reduction on the slowest rank, and the number of wrong elements on all
-            ranks.
+            The time of one reduction on the slowest rank, in seconds; and the total number of wrong
+            elements on all ranks.
 
         Raises:
             TeamError: a rank failed or did not answer.
@@ -101,7 +113,10 @@ class Team:
         return max(map(float, self._ask(f"time {repetitions}"))) / repetitions, wrong
 
     def stop(self) -> None:
-        """Closes the connections, so that the ranks exit; terminates or kills remaining ranks."""
+        """Closes the connections, so that the ranks exit; ends processes that are still running.
+
+        Processes that do not exit within 5 seconds get SIGTERM, and after 5 more seconds SIGKILL.
+        """
         self._listener.close()
         for connection in self._ranks.values():
             connection.close()
@@ -116,7 +131,7 @@ class Team:
                     process.wait(max(0.0, limit - time.monotonic()))
 
     def _ask(self, command: str) -> list[str]:
-        with contextlib.suppress(OSError):  # The rank's last output is read below.
+        with contextlib.suppress(OSError):  # If a rank has ended, `ask` fails below.
             for connection in self._ranks.values():
                 connection.tell(command)
         answers = []
@@ -140,7 +155,7 @@ class Team:
 
 
 class Connection:
-    """Lines to and from one rank."""
+    """The connection of the driver to one rank."""
 
     def __init__(self, connected: socket.socket, timeout: float) -> None:
         connected.settimeout(timeout)
@@ -151,10 +166,10 @@ class Connection:
         self._socket.sendall(f"{line}\n".encode())
 
     def ask(self) -> str:
-        """Returns the next line.
+        """Waits for the next line from the rank, and returns it.
 
         Raises:
-            ConnectionError: the rank is gone.
+            ConnectionError: the rank has closed the connection, or has ended.
             TimeoutError: no line arrived in time.
         """
         line = self._lines.readline()

@@ -1,1 +1,1 @@
-"""The benchmark of compression: codecs, the task, its workers, the rounds, and the figures."""
+"""The benchmark of gradient compression: its codecs, tasks, workers, rounds, and figures."""

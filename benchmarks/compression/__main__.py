@@ -1,19 +1,27 @@
-"""Measures training with gradient compression between hosts on slow links, for each codec.
+"""Compares gradient compression codecs in training between hosts with slow links.
 
     python -m benchmarks.compression --rate=100mbit,1gbit --codecs=none,int8,onebit --json=FILE
 
-Hosts are network namespaces that a bridge connects, which requires root and iproute2. Each host
-sends at a limited rate, and has one worker with one thread and, if there are enough cores, its own
-core. All codecs start from the same weights, train on the same batches with learnable labels, and
-take the same number of steps. Their processes take some steps in turns, and sleep in between. So a
-disturbance of the machine affects all codecs alike, and the meaningful figure is the ratio within
-the same round.
+Each host is a network namespace that sends at a limited rate; a bridge connects the namespaces.
+This requires root and iproute2. Each host has one worker. The worker has one thread, and a separate
+core if there are enough cores.
 
-The table shows for each rate and codec the time of a step (the median of the rounds, and the best
-round); the time without compression divided by the codec's time in the same round; the megabytes
-that a worker sends per step, as counted by the core; the gigabytes of float32 that one processor
-core encodes and decodes per second; the final loss on rows that are not trained on; and the chosen
-codec, if the codec is chosen by measurement.
+With every codec, training starts from the same weights, takes the same number of steps, and uses
+the same batches. A model can learn the labels, so the losses of two codecs can be compared. In each
+round, each codec takes some steps while the processes of the other codecs sleep. If the machine is
+busy with other work for a while, all codecs become slower by about the same factor. Therefore,
+compare two codecs by the ratio of their times in the same round.
+
+The table has one line for each rate and codec:
+
+  median ms  the time of a step: the median over the rounds
+  best ms    the time of a step in the fastest round
+  none/step  the time without compression divided by the codec's time in the same round
+  wire MB    the megabytes that a worker sends per step, as counted by the core
+  encode     the gigabytes of float32 gradients that one CPU core encodes per second
+  decode     the gigabytes of float32 gradients that one CPU core decodes per second
+  loss       the loss on held-out rows after all steps
+  chosen     the codec in use; for `auto`, the codec that `auto` has chosen
 """
 
 from __future__ import annotations
@@ -42,36 +50,40 @@ from benchmarks.compression.team import Team
 FIRST_PORT = 2222  # All ports of new network namespaces are free.
 
 FLAGS = flags.FLAGS
-flags.DEFINE_integer("hosts", 2, "hosts, with a worker each", lower_bound=2, upper_bound=200)
+flags.DEFINE_integer(
+    "hosts", 2, "number of hosts; each has one worker", lower_bound=2, upper_bound=200
+)
 flags.DEFINE_list(
-    "rate", ["1gbit"], "what each host may send, as tc writes it: 1gbit; none for no limit"
+    "rate",
+    ["1gbit"],
+    "maximum send rates of each host, in the notation of tc: 1gbit; none for no limit",
 )
 flags.DEFINE_list("codecs", list(USUAL), f"any of {', '.join(KNOWN)}")
-flags.DEFINE_enum("model", "mlp", list(TASKS), "what is trained; tiny is for tests")
+flags.DEFINE_enum("model", "mlp", list(TASKS), "the model to train; tiny is for tests")
 flags.DEFINE_integer(
     "steps",
     None,
-    "steps in a round; by default so many that one without compression lasts a second or two, and "
-    "2 or more",
+    "steps in a round; by default at least 2, and as many as take a second or two without "
+    "compression",
     lower_bound=1,
 )
 flags.DEFINE_integer(
     "rounds",
     None,
-    "rounds; by default 10, or more until 60 steps are taken, but no more than half a minute takes "
-    "without compression, and 5 or more",
+    "rounds; by default 10, or more to reach 60 steps, but at most as many as take half a minute "
+    "without compression, and at least 5",
     lower_bound=1,
 )
 flags.DEFINE_integer(
     "together",
     None,
-    "codecs whose processes are alive at once, with none among them each time; by default as many "
-    "as there is memory for, at a gigabyte a process",
+    "maximum number of codecs with running processes at the same time, including none; by default "
+    "as many as fit into memory, at one gigabyte for each process",
     lower_bound=2,
 )
 flags.DEFINE_float("timeout", 300.0, "seconds to wait for a worker's answer", lower_bound=1)
 flags.DEFINE_string("json", None, "file to write the rows to")
-flags.DEFINE_string("plot", None, "picture to draw: a .png file; takes matplotlib")
+flags.DEFINE_string("plot", None, "picture to draw: a .png file; requires matplotlib")
 
 
 flags.register_validator(
@@ -90,12 +102,12 @@ flags.register_validator(
 
 
 def main(_: list[str]) -> int:
-    """Measures, prints a table for each rate, and writes rows and picture.
+    """Measures all codecs, prints a table for each rate, and writes the files.
 
     Returns:
-        1 if nothing could be measured, else 0.
+        The exit code: 1 if nothing could be measured, else 0.
     """
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # With all cleanups.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # Runs the cleanups.
     if FLAGS.plot and not can_plot():
         report(INSTALL)
     codecs = list(dict.fromkeys(FLAGS.codecs))
@@ -109,7 +121,7 @@ def main(_: list[str]) -> int:
             rows += group
             if FLAGS.json:
                 write_rows(rows, FLAGS.json)
-    except RuntimeError as error:  # Hosts cannot be created, or the core is missing.
+    except RuntimeError as error:  # The network namespaces or the core are not available.
         report(" ".join(str(error).split()))
         return 1
     if FLAGS.plot and can_plot():
@@ -118,12 +130,13 @@ def main(_: list[str]) -> int:
 
 
 def measure(rate: str, hosts: Hosts, speeds: dict[str, Speed]) -> list[dict[str, Any]]:
-    """Returns the rows of all codecs at one rate, in the codecs' order.
+    """Measures all codecs at one rate, and returns a row for each codec.
 
     Args:
-        rate: the rate at which each host may send.
+        rate: the value of the flag `--rate`, for the rows.
         hosts: the hosts of the workers.
-        speeds: the encoding speeds by codec.
+        speeds: the codecs to measure, and for each codec its encoding speed. The rows have the same
+            order.
     """
     ports = itertools.count(FIRST_PORT)
     plans: list[Plan] = []
@@ -132,7 +145,7 @@ def measure(rate: str, hosts: Hosts, speeds: dict[str, Speed]) -> list[dict[str,
         return Team(codec, FLAGS.model, hosts, next(ports), FLAGS.timeout)
 
     def plan(step_seconds: float) -> Plan:
-        if not plans:  # Later groups use the same plan.
+        if not plans:  # All groups of codecs use the plan of the first group.
             plans.append(make_plan(step_seconds, FLAGS.steps, FLAGS.rounds))
         return plans[0]
 
@@ -148,7 +161,7 @@ def measure(rate: str, hosts: Hosts, speeds: dict[str, Speed]) -> list[dict[str,
 
 
 def report(line: str) -> None:
-    """Prints a line about the progress."""
+    """Prints a progress message."""
     print(line, file=sys.stderr, flush=True)
 
 

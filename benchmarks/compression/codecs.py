@@ -14,10 +14,10 @@ USUAL = (NONE, "fp16", "int8", "onebit", "topk", "powersgd", AUTO)
 
 
 def compression_of(name: str) -> str | None:
-    """Returns the argument `compression` of `tfdist.MultiWorkerMirroredStrategy`."""
+    """Converts a codec's name to the argument `compression` of tfdist's strategy."""
     return None if name == NONE else name
 
 
 def codec_of(name: str) -> Codec | None:
-    """Returns the codec with its default settings; None for `none` and `auto`."""
+    """Returns the codec with this name and default settings; None for `none` and `auto`."""
     return CODECS[name]() if name in CODECS else None

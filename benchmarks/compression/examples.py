@@ -1,4 +1,7 @@
-"""Rows that a model can learn: a fixed teacher computes their labels."""
+"""Creates random rows with labels that a model can learn.
+
+A fixed function of hidden values, the teacher, computes the labels.
+"""
 
 from __future__ import annotations
 
@@ -16,29 +19,33 @@ Array = np.ndarray[Any, Any]
 
 
 def make_batches(task: Task, workers: int) -> tuple[Array, Array]:
-    """Returns the global batches that training cycles through, with labels; deterministic."""
+    """Returns the global batches for training, and their labels. Every call returns the same.
+
+    Training uses the batches one after the other, and then starts again with the first batch.
+    """
     rows = task.rows * workers
     x, y = make_examples(task, BATCHES * rows, 1)
     return x.reshape(BATCHES, rows, task.features), y.reshape(BATCHES, rows)
 
 
 def make_held_out(task: Task) -> tuple[Array, Array]:
-    """Returns rows and labels that are not trained on."""
+    """Returns held-out rows and their labels, which are not used for training."""
     return make_examples(task, HELD_OUT, 2)
 
 
 def make_examples(task: Task, count: int, seed: int) -> tuple[Array, Array]:
-    """Returns rows that are mixtures of a few hidden values, plus noise of the same magnitude.
+    """Returns random rows and their labels.
 
-    The teacher, which is the same for all seeds, computes labels from the hidden values only.
+    A row is a linear function of a few hidden values, plus noise of the same magnitude. The label
+    of a row is a function of its hidden values only. The two functions do not depend on the seed.
 
     Args:
         task: the task to train.
         count: the number of rows.
-        seed: the seed of the rows.
+        seed: the seed of the hidden values and of the noise.
 
     Returns:
-        Rows, float32, and labels, int32.
+        The rows as float32, and the labels as int32.
     """
     teacher = np.random.default_rng(0)
     spread = teacher.standard_normal((HIDDEN, task.features), np.float32) / HIDDEN**0.5

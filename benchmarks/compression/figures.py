@@ -1,4 +1,4 @@
-"""Computes rows and tables from the trainings of the codecs."""
+"""Computes the rows of the table from the measurements of the codecs."""
 
 from __future__ import annotations
 
@@ -33,20 +33,27 @@ def make_row(
     """Returns the row of one codec at one rate.
 
     Args:
-        course: the codec's training.
-        reference: the training without compression in the same rounds; None if it is not measured.
+        course: the training run with the codec.
+        reference: the training run without compression in the same rounds; None if there is none.
         steps: the number of steps in each round.
         speed: the encoding speed of the codec.
-        names: columns that describe the measurement.
+        names: values that identify the measurement, by column name. The row contains them, too.
 
     Returns:
-        The names, `step_ms` (the median of the rounds), `best_ms`, `ratio` (the median over the
-        rounds of the reference's time divided by the codec's time; None without a reference),
-        `wire_bytes` (per step and worker, the median of the rounds), `encode_gbs`, `decode_gbs`,
-        `loss` (after all `steps`; None if it is not finite) and `chosen`. `seconds` and `losses`
-        describe the course of the loss, before the first round and after each round; the seconds
-        are the total time of this codec's rounds so far. If the codec failed, the names and
-        `missing`.
+        The row. If the codec failed, it contains `names`, and the reason as `missing`. Otherwise,
+        it contains `names` and:
+
+        - `step_ms`: the time of a step, the median over the rounds.
+        - `best_ms`: the time of a step in the fastest round.
+        - `ratio`: the reference's time divided by the codec's time, the median over the rounds;
+          None without a reference.
+        - `wire_bytes`: the bytes that a worker sends per step, the median over the rounds.
+        - `encode_gbs` and `decode_gbs`: the fields of `speed`.
+        - `steps`: the total number of steps, including the steps before the first round.
+        - `loss`: the loss after all steps; None if it is not finite.
+        - `losses` and `seconds`: the loss before the first round and after each round, and the
+          total time of the codec's rounds up to then.
+        - `chosen`: the codec in use after the last round.
     """
     if course.missing or not course.warm_up or not course.turns:
         return {**names, "missing": course.missing or "took no steps"}
@@ -71,7 +78,7 @@ def make_row(
 
 
 def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Formats the rows in aligned columns; a row without figures shows the reason."""
+    """Formats the rows as a table. If a codec failed, its row shows the reason."""
     return format_rows(rows, COLUMNS, _cell)
 
 

@@ -1,4 +1,4 @@
-"""Measures the requested numbers of steps, and blocks the process between requests."""
+"""Measures the steps that the driver requests, and lets the worker sleep between requests."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ from benchmarks.compression.turn import Turn
 
 
 class Meter(keras.callbacks.Callback):
-    """Receives numbers of steps through a worker's pipe to the driver, and sends turns.
+    """A callback that measures the steps that the driver requests.
+
+    The driver sends a number of steps through the worker's pipe. After this many steps, the
+    callback sends a `Turn` with the measurements, and waits for the next number.
 
     Args:
         pipe: the pipe to the driver.
-        count_bytes: returns the bytes that have been sent so far.
-        find_loss: returns the model's loss; this time is not measured.
-        find_chosen: returns the name of the codec in use.
+        count_bytes: a function that returns the number of bytes sent so far.
+        find_loss: a function that returns the model's loss. The measured time excludes this
+            function.
+        find_chosen: a function that returns the name of the codec in use.
     """
 
     def __init__(
@@ -42,7 +46,7 @@ class Meter(keras.callbacks.Callback):
         self._left -= 1
         if self._left:
             return
-        float(logs["loss"])  # Waits until the step has ended.
+        float(logs["loss"])  # Waits for the end of the step.
         seconds = time.perf_counter() - self._start
         sent = self._count_bytes() - self._before
         self._pipe.send(Turn(seconds, sent, self._find_loss(), self._find_chosen()))

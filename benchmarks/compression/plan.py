@@ -1,4 +1,4 @@
-"""Plans the number of steps, the same for all codecs, so that losses can be compared."""
+"""Plans the number of steps. It is the same for all codecs, so that losses can be compared."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ class Plan:
 
 
 def make_plan(step_seconds: float, steps: int | None, rounds: int | None) -> Plan:
-    """Returns the user's numbers; derives missing numbers from the time of an uncompressed step.
+    """Returns a plan with the numbers that the user has set, and computes the others.
 
-    A round takes one or two seconds. There are enough rounds for a meaningful median and a lower
-    loss, but no more than fit into half a minute, and at least five.
+    By default, a round takes one or two seconds. The default number of rounds suffices for a
+    meaningful median and for a decrease of the loss. But all rounds together take at most half a
+    minute, unless there are only five rounds.
 
     Args:
-        step_seconds: the seconds of one step.
-        steps: the user's number of steps in a round; None to derive it.
-        rounds: the user's number of rounds; None to derive it.
+        step_seconds: the time of a step with the first codec, in seconds. If `none` is measured, it
+            is the first codec.
+        steps: the number of steps in a round that the user has set; None to compute the number.
+        rounds: the number of rounds that the user has set; None to compute the number.
     """
     if steps is None:
         steps = min(MAX_STEPS, max(MIN_STEPS, round(ROUND_SECONDS / step_seconds)))

@@ -1,4 +1,4 @@
-"""Plots the loss over the seconds of training, for each rate."""
+"""Plots the loss of each codec against the time of training, for each rate."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 
 def plot(rows: Sequence[Mapping[str, Any]], file: str) -> None:
-    """Draws a panel for each rate, and in it a line for each codec.
+    """Draws a diagram for each rate, with a line for each codec.
 
     Args:
-        rows: the rows of `make_row`.
-        file: the path of the picture; its extension sets the format.
+        rows: the rows that `make_row` returned. Rows with `missing` are not drawn.
+        file: the path of the picture. The extension determines the format.
     """
     import matplotlib
 

@@ -1,4 +1,4 @@
-"""Keeps TensorFlow's messages at import out of the terminal."""
+"""Hides the messages that TensorFlow prints when it is imported."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_tensorflows_words() -> Iterator[None]:
-    """Discards this process's output to stderr, including that of C++ code, in this context."""
-    # Also suppresses later messages, when absl inspects TensorFlow's modules.
+    """Discards everything that Python and C++ code write to stderr in this context."""
+    # Also hides the messages that TensorFlow prints later, when absl inspects its modules.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)

@@ -1,4 +1,7 @@
-"""Trains with codecs in turns: in each round, each takes some steps while the others sleep."""
+"""Trains with several codecs in rounds.
+
+In each round, each codec takes some steps while the workers of the other codecs sleep.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,13 @@ WARM_UP_STEPS = 3
 
 @dataclass
 class Course:
-    """The training with one codec.
+    """The measurements of one training run with one codec.
 
     Attributes:
-        warm_up: the first steps, except for the very first one, which is slow.
-        turns: the following steps, for each round.
-        missing: the reason if the codec failed; else "".
+        warm_up: the measurement of the steps before the first round, except for the very first
+            step, which is slow. None if these steps failed.
+        turns: for each round, the measurement of its steps.
+        missing: if the codec failed, the reason; otherwise "".
     """
 
     warm_up: Turn | None = None
@@ -36,16 +40,17 @@ def take_rounds(
     plan: Callable[[float], Plan],
     report: Callable[[str], None],
 ) -> dict[str, Course]:
-    """Trains with several codecs; the workers of all codecs are alive until the end.
+    """Trains with several codecs. The workers of all codecs run until the end of the last round.
 
     Args:
-        start: starts the workers of a codec.
-        codecs: the codecs' names; the first codec that runs determines the plan.
-        plan: called with the seconds of a step of this codec.
-        report: called with lines about the progress.
+        start: a function that takes the name of a codec, and starts its workers.
+        codecs: the names of the codecs.
+        plan: a function that takes the time of a step in seconds, and returns the plan. It is
+            called for the first codec that does not fail.
+        report: a function that prints progress messages.
 
     Returns:
-        The trainings by codec.
+        The measurements by codec.
     """
     courses = {codec: Course() for codec in codecs}
     made: Plan | None = None
@@ -58,7 +63,7 @@ def take_rounds(
                 course.warm_up = teams[codec].steps(WARM_UP_STEPS - 1)
                 made = made or plan(course.warm_up.seconds / (WARM_UP_STEPS - 1))
         for turn in range(made.rounds if made else 0):
-            # Every other round is reversed, so that no codec always follows the same codec.
+            # Every other round has the reverse order, because a codec may affect the next one.
             for codec in list(courses)[:: -1 if turn % 2 else 1]:
                 with noting(courses[codec], teams[codec]):
                     if not courses[codec].missing:
@@ -69,7 +74,10 @@ def take_rounds(
 
 @contextlib.contextmanager
 def ending() -> Iterator[dict[str, Team]]:
-    """Yields a dictionary for teams, and stops these teams at the end, even after an error."""
+    """Yields an empty dictionary, and at the end stops all teams that the caller has added to it.
+
+    The teams are also stopped after an error.
+    """
     teams: dict[str, Team] = {}
     try:
         yield teams
@@ -81,7 +89,7 @@ def ending() -> Iterator[dict[str, Team]]:
 
 @contextlib.contextmanager
 def noting(course: Course, team: Team) -> Iterator[None]:
-    """Records why a codec fails, and stops its remaining workers."""
+    """Catches the failure of a codec, records the reason, and stops the codec's workers."""
     try:
         yield
     except TeamError as error:

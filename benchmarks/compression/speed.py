@@ -24,32 +24,35 @@ SHAPE = (1024, 2048)
 VALUES = 1 << 21
 REPETITIONS = 40
 DEVIATION = 4e-4
-"""Standard deviation of the values, typical of gradients; about one in a hundred reaches the
-default threshold of `threshold`."""
+"""The standard deviation of the encoded values. It is typical of gradients: about one value in a
+hundred exceeds the default threshold of the codec `threshold`."""
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Bandwidths in 10^9 bytes of float32 per second; None if unknown."""
+    """The speed of a codec, in 10^9 bytes of float32 values per second; None if unknown."""
 
     encode_gbs: float | None = None
     decode_gbs: float | None = None
 
 
 def measure_speed(codec: Codec | None) -> Speed:
-    """Encodes and decodes 8 MiB of normal values.
+    """Measures how fast a codec encodes and decodes 8 MiB of normally distributed values.
 
     Args:
         codec: the codec; None for no compression.
 
     Returns:
-        The best of several repetitions, which other programs disturb least. If a codec sums its
-        encoded values, `encode_gbs` includes the time to decode.
+        The highest speed of several repetitions, because other programs slow down some of them.
+        Some codecs sum the encoded values of all hosts and decode the sum, in one operation. For
+        these codecs, `encode_gbs` includes the time to decode, and `decode_gbs` is None. Without
+        compression, both are None.
     """
     if isinstance(codec, Quantizer):
         return _of_quantizer(codec)
     if isinstance(codec, HierarchicalCodec):
-        # As in a worker. Set before the first operation, when TensorFlow creates its threads.
+        # A worker also has one thread. This must precede the first operation, because TensorFlow
+        # then creates its threads.
         tf.config.threading.set_intra_op_parallelism_threads(1)
         (alone,) = open_local_communicators("alone", ["alone"], Options.from_environment())
         with closing(alone):
@@ -62,7 +65,8 @@ def _of_carried(codec: HierarchicalCodec, alone: CoreCommunicator) -> Speed:
     for name, shape in codec.kept(SHAPE).items():
         state.make(name, 0, shape, codec.first, alone.device)
     value = tf.random.stateless_normal(SHAPE, [0, 0], stddev=DEVIATION)
-    # With the same gradient every time, the error would only grow.
+    # The sign alternates, because with the same gradient in every step, the error of the error
+    # feedback would grow in every step.
     values = itertools.cycle((value, -value))
     step = tf.constant(0, tf.int64)
 

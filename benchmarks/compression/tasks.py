@@ -1,4 +1,4 @@
-"""The tasks: a model, and the size of its input."""
+"""The tasks to train. A task consists of a model and the size of its input."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Task:
-    """A classification of random rows.
+    """A task: a model learns to classify the rows of `examples`.
 
     Attributes:
-        name: the name of the model in `training`.
+        name: the name of the task, and of its model in `training.BUILDERS`.
         features: the number of values in a row.
         classes: the number of classes.
         rows: the number of rows per worker and step.

@@ -1,4 +1,4 @@
-"""The workers of one codec, one on each host, which are started once and train on request."""
+"""Starts one worker on each host to train with a codec. The workers take steps on request."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from benchmarks.step_time.members import Members
 
 
 class Team(Members):
-    """Workers of one codec that sleep until steps are requested.
+    """The workers of one codec, which sleep until the driver requests steps.
 
     Args:
-        codec: a name in `codecs`.
+        codec: a name in `codecs.KNOWN`.
         model: a key of `TASKS`.
-        hosts: a host for each worker.
-        port: the port at which the workers meet; it is free on each host.
-        timeout: seconds to wait for an answer.
+        hosts: the hosts; each has one worker.
+        port: the port in the address of every worker. It must be free on all hosts.
+        timeout: the maximum time to wait for an answer, in seconds.
     """
 
     def __init__(self, codec: str, model: str, hosts: Hosts, port: int, timeout: float) -> None:
@@ -38,8 +38,9 @@ class Team(Members):
         """Takes steps on all workers concurrently.
 
         Returns:
-            The seconds of the slowest worker, the mean of the bytes that the workers have sent, and
-            the loss and the codec, which are the same on all workers.
+            The time of the slowest worker; the mean over the workers of the bytes that they have
+            sent; and the loss and the codec of the first worker. The other workers have the same
+            loss and the same codec.
 
         Raises:
             TeamError: a worker failed or did not answer.

@@ -1,4 +1,4 @@
-"""Trains with `fit` under tfdist's strategy, from the same weights and on the same batches."""
+"""Trains with `fit` under tfdist's strategy. All codecs use the same weights and batches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ENDLESS = 10**9
 
 
 def tiny() -> keras.Model:
-    """Returns a model that is small enough for a test, but large enough to be compressed."""
+    """Returns a small model for tests. One of its gradients is large enough to be compressed."""
     return keras.Sequential([keras.Input([64]), layers.Dense(128, "relu"), layers.Dense(4)])
 
 
@@ -27,16 +27,16 @@ BUILDERS = {"tiny": tiny, "mlp": mlp}
 
 
 def train(task: Task, codec: str, workers: int, pipe: Connection) -> None:
-    """Takes the numbers of steps that the driver requests, until the driver is gone.
+    """Takes the steps that the driver requests, until the driver closes the pipe.
 
     Args:
         task: the task to train.
-        codec: a name in `codecs`.
+        codec: a name in `codecs.KNOWN`.
         workers: the number of workers.
         pipe: the pipe to the driver.
 
     Raises:
-        EOFError: the driver is gone.
+        EOFError: the driver has closed the pipe.
     """
     strategy = tfdist.MultiWorkerMirroredStrategy(compression=compression_of(codec))
     keras.utils.set_random_seed(0)

@@ -1,4 +1,4 @@
-"""A worker's answer after it has taken some steps."""
+"""The answer of a worker to a request for steps."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Turn:
-    """Some steps of one worker, or of a team.
+    """The measurements of several steps, on one worker or on a team of workers.
 
     Attributes:
-        seconds: the time of the steps.
-        sent_bytes: the bytes sent from this worker's host to others, as counted by the core.
-        loss: the loss after the steps, on rows that are not trained on.
-        chosen: the codec in use after the steps.
+        seconds: the total time of the steps.
+        sent_bytes: the number of bytes that the worker sends to other hosts in these steps, as
+            counted by the core. For a team, this is the mean over the workers.
+        loss: the loss on the held-out rows after the steps.
+        chosen: the name of the codec in use after the steps.
     """
 
     seconds: float

@@ -1,4 +1,4 @@
-"""A worker's process: sets the variables that the frameworks read at import, and then trains."""
+"""The program of a worker: configures its process, imports the framework, and then trains."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from benchmarks.step_time.serving import serve
 
 
 def work(pipe: Connection, codec: str, model: str, rank: int, addresses: list[str]) -> None:
-    """Trains until the driver is gone.
+    """Trains until the driver closes the pipe.
 
     Args:
         pipe: the pipe to the driver.
-        codec: a name in `codecs`.
+        codec: a name in `codecs.KNOWN`.
         model: a key of `TASKS`.
-        rank: the rank of this worker, which is also the number of its core.
+        rank: the rank of this worker. It also selects the worker's core.
         addresses: the addresses of all workers.
     """
     take_place(rank, addresses)

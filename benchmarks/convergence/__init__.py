@@ -1,1 +1,1 @@
-"""The benchmark of convergence: tasks, recipes, workers, and the table."""
+"""The benchmark of convergence: its tasks, the settings of the codecs, the workers, the table."""

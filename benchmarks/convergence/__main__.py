@@ -1,16 +1,18 @@
-"""Compares the final losses of training with gradient compression and of exact training.
+"""Compares the final losses of training with and without gradient compression.
 
     python -m benchmarks.convergence --task=char_lm,digits --codecs=none,int8,topk --json=FILE
 
-Two workers of this machine count as two hosts, so that all gradients between them are compressed.
-For each codec, one after the other, they start from the same weights, train on the same batches,
-and take the same number of steps. Each codec has the settings of `recipes.py`: its defaults and the
-same learning rate, if these are sufficient.
+Exact training is training without compression. The benchmark runs two workers on this machine.
+tfdist treats them as workers on two hosts, so it compresses the gradients that they send to each
+other. The benchmark trains with one codec after the other, always from the same weights, with the
+same batches, and with the same number of steps. Usually, a codec has its default settings, and the
+learning rate of the exact training. If a codec would then not reach the loss of the exact training,
+it has other settings; see `recipes.py`.
 
-`char_lm` is the example of this name, with Adam; its loss is computed on modules that are not
-trained on. `digits` is a small convolutional network for scikit-learn's images of digits, with SGD
-with momentum and label smoothing; its losses are computed on all training images, and on held-out
-images.
+The task `char_lm` is the example with this name. It is trained with Adam, and its loss is computed
+on held-out modules of Python's standard library. The task `digits` is a small convolutional network
+for scikit-learn's images of digits. It is trained with SGD, momentum and label smoothing, and has
+two losses: one on all training images, and one on held-out images.
 """
 
 from __future__ import annotations
@@ -40,9 +42,11 @@ KNOWN = (NONE, *CODECS)
 FLAGS = flags.FLAGS
 flags.DEFINE_list("task", list(TASKS), f"any of {', '.join(TASKS)}")
 flags.DEFINE_list("codecs", [ALL], f"any of {', '.join(KNOWN)}, or all; none is always trained")
-flags.DEFINE_integer("steps", None, "of the optimizer; by default the task's own", lower_bound=1)
-flags.DEFINE_integer("seeds", 1, "trainings by different seeds", lower_bound=1)
-flags.DEFINE_float("timeout", 1800.0, "seconds to wait for a training", lower_bound=1)
+flags.DEFINE_integer(
+    "steps", None, "number of optimizer steps; the default depends on the task", lower_bound=1
+)
+flags.DEFINE_integer("seeds", 1, "number of seeds with which each codec is trained", lower_bound=1)
+flags.DEFINE_float("timeout", 1800.0, "seconds to wait for one training run", lower_bound=1)
 flags.DEFINE_string("json", None, "file to write the rows to")
 flags.register_validator(
     "task", lambda names: names and set(names) <= set(TASKS), f"any of {', '.join(TASKS)}"
@@ -56,12 +60,12 @@ flags.register_validator("json", has_folder, "its folder does not exist")
 
 
 def main(_: list[str]) -> int:
-    """Trains, prints the table, and writes the rows.
+    """Trains with all codecs, prints the table, and writes the rows.
 
     Returns:
-        1 if a training failed, else 0.
+        The exit code: 1 if a training run failed, else 0.
     """
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # With all cleanups.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # Runs the cleanups.
     rows: list[dict[str, Any]] = []
     with ending() as team:
         for task in dict.fromkeys(FLAGS.task):
@@ -77,7 +81,9 @@ def main(_: list[str]) -> int:
 
 
 def compare(team: Team, task: str, codecs: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
-    """Yields the rows of a task for each codec, beginning with the exact training.
+    """Trains a task with each codec, and yields the rows of each codec.
+
+    The exact training is always the first one.
 
     Args:
         team: the workers.
@@ -101,7 +107,7 @@ def compare(team: Team, task: str, codecs: Sequence[str]) -> Iterator[list[dict[
 
 
 def train(team: Team, job: Job) -> Outcome:
-    """Trains once, and reports the losses."""
+    """Runs one training run, prints its losses and its duration, and returns the outcome."""
     start = time.perf_counter()
     outcome = team.train(job)
     text = ", ".join(f"{on} {loss:.4f}" for on, loss in outcome.losses.items())
@@ -112,7 +118,7 @@ def train(team: Team, job: Job) -> Outcome:
 
 @contextlib.contextmanager
 def ending() -> Iterator[Team]:
-    """Yields a team, and stops its workers at the end, even after an error."""
+    """Yields a team. Stops its workers when the context exits, also after an error."""
     team = Team(FLAGS.timeout)
     try:
         yield team
@@ -122,7 +128,7 @@ def ending() -> Iterator[Team]:
 
 
 def report(line: str) -> None:
-    """Prints a line about the progress."""
+    """Prints a progress message."""
     print(line, file=sys.stderr, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""The example `char_lm.py`: the same model, data and optimizer."""
+"""The task `char_lm`: trains the model of the example `char_lm.py` with its data and optimizer."""
 
 from __future__ import annotations
 
@@ -20,17 +20,19 @@ BATCH = 64
 
 
 def train(strategy: Any, codec: Any, rate: float, steps: int, seed: int) -> Outcome:
-    """Trains with Adam; if the codec applies momentum, without Adam's momentum.
+    """Trains with Adam.
+
+    If the codec applies momentum itself, Adam's momentum is 0.
 
     Args:
-        strategy: the strategy, which compresses with the codec.
+        strategy: a strategy that compresses the gradients with the codec.
         codec: the codec with its settings; None for exact training.
-        rate: the learning rate, as a multiple of the example's.
+        rate: the factor by which the example's learning rate is multiplied.
         steps: the number of steps.
-        seed: the seed of weights and batches.
+        seed: the seed of the initial weights and of the batches.
 
     Returns:
-        The loss on modules that are not trained on, and the weights.
+        The loss on held-out modules of the standard library, and the weights.
     """
     if not flags.FLAGS.is_parsed():
         flags.FLAGS([sys.argv[0]])  # Sets the example's flags to their defaults.

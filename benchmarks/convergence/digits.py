@@ -1,4 +1,4 @@
-"""Trains a small convolutional network on scikit-learn's images of handwritten digits."""
+"""The task `digits`: a small convolutional network for scikit-learn's images of digits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ CLASSES = 10
 
 
 def read_digits() -> tuple[Any, Any]:
-    """Returns training and held-out data: images, (count, 8, 8, 1) in [0, 1], and label vectors."""
+    """Returns the training data and the held-out data.
+
+    Each is a pair of images and labels. The images have the shape `(count, 8, 8, 1)` and values
+    from 0 to 1. The labels are one-hot vectors with label smoothing.
+    """
     pictures, numbers = load_digits(return_X_y=True)
     x = (pictures / 16).reshape(-1, 8, 8, 1).astype("float32")
     y = np.eye(CLASSES, dtype="float32")[numbers] * (1 - SMOOTHING) + SMOOTHING / CLASSES
@@ -26,7 +30,7 @@ def read_digits() -> tuple[Any, Any]:
 
 
 def build_model() -> keras.Model:
-    """Returns a model that maps images to logits, with 58 thousand parameters."""
+    """Returns a model with 58 thousand parameters that maps images to logits."""
     return keras.Sequential(
         [
             keras.Input([8, 8, 1]),
@@ -41,17 +45,19 @@ def build_model() -> keras.Model:
 
 
 def train(strategy: Any, codec: Any, rate: float, steps: int, seed: int) -> Outcome:
-    """Trains with SGD and momentum, which the optimizer or the codec applies.
+    """Trains with SGD and momentum.
+
+    If the codec applies momentum itself, the optimizer's momentum is 0.
 
     Args:
-        strategy: the strategy, which compresses with the codec.
+        strategy: a strategy that compresses the gradients with the codec.
         codec: the codec with its settings; None for exact training.
-        rate: the learning rate, as a multiple of `RATE`.
+        rate: the factor by which the learning rate `RATE` is multiplied.
         steps: the number of steps.
-        seed: the seed of weights and batches.
+        seed: the seed of the initial weights and of the batches.
 
     Returns:
-        The losses on all training images and on the held-out images, and the weights.
+        The loss on all training images, the loss on the held-out images, and the weights.
     """
     keras.utils.set_random_seed(seed)
     seen, unseen = read_digits()

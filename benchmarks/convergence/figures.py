@@ -1,4 +1,4 @@
-"""Computes rows and tables from the losses."""
+"""Computes the rows of the table from the losses."""
 
 from __future__ import annotations
 
@@ -29,17 +29,22 @@ def make_rows(
     exact: Sequence[Outcome],
     names: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
-    """Returns the rows of one codec.
+    """Returns the rows of one codec, one row for each loss of the task.
 
     Args:
-        outcomes: the outcome of each seed.
-        exact: the outcomes of the exact training; may be empty.
-        names: columns that describe the training.
+        outcomes: for each seed, the outcome of the training run with the codec.
+        exact: for each seed, the outcome of the exact training; empty if it failed.
+        names: values that identify the training run, by column name. The rows contain them, too.
 
     Returns:
-        For each loss, the names, `sent` (the bytes, divided by the bytes without compression),
-        `on`, `loss` and `exact_loss` (means over the seeds; None if a loss is not finite),
-        `relative` (`loss / exact_loss - 1`), and `losses` and `exact_losses` of each seed.
+        The rows. Each contains `names` and:
+
+        - `on`: the data on which the loss is computed.
+        - `loss` and `exact_loss`: the means over the seeds; None if a loss is not finite.
+        - `relative`: `loss / exact_loss - 1`; None if one of the losses is None.
+        - `losses` and `exact_losses`: the loss for each seed.
+        - `sent`: the bytes that a worker sends, divided by the bytes that it sends in the exact
+          training.
     """
     rows = []
     sent = _ratio(_mean([o.sent_bytes for o in outcomes]), _mean([o.sent_bytes for o in exact]))
@@ -55,12 +60,12 @@ def make_rows(
 
 
 def is_beyond(row: Mapping[str, Any]) -> bool:
-    """Whether a loss is more than two percent above the exact loss, or is not finite."""
+    """Whether a row's loss is more than two percent above the exact loss, or is unknown."""
     return row.get("relative") is None or row["relative"] > TOLERANCE
 
 
 def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Formats the rows in aligned columns; a row without figures shows the reason."""
+    """Formats the rows as a table. If a training run failed, its row shows the reason."""
     return format_rows(rows, COLUMNS, _cell)
 
 

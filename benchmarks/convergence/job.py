@@ -1,4 +1,4 @@
-"""The description of a training, and its outcome."""
+"""The description of a training run, and the type of its outcome."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Job:
-    """One training.
+    """The description of one training run.
 
     Attributes:
         task: a key of `TASKS`.
-        codec: the name of a codec, or `none`.
+        codec: the name of a codec, or `none` for exact training.
         steps: the number of steps.
-        seed: the seed of weights and batches.
+        seed: the seed of the initial weights and of the batches.
     """
 
     task: str
@@ -25,12 +25,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a training.
+    """The outcome of one training run on one worker.
 
     Attributes:
-        losses: the final losses, by the data that they are computed on.
-        weights: all weights of the model, or a hash of them.
-        sent_bytes: the bytes sent from this worker's host to the other host.
+        losses: the final losses. The key is the data on which the loss is computed, such as "held
+            out".
+        weights: all weights of the model. A worker sends a hash of the weights to the driver.
+        sent_bytes: the number of bytes that this worker has sent to the other host.
     """
 
     losses: dict[str, float]

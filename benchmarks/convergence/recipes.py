@@ -1,4 +1,4 @@
-"""The settings of each codec in training, if its defaults are not sufficient."""
+"""The settings with which each codec is trained, if its defaults do not reach the exact loss."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ NONE = "none"
 
 @dataclass(frozen=True)
 class Recipe:
-    """The settings of a codec in a training.
+    """The settings with which a codec is trained.
 
     Attributes:
-        settings: the settings of the codec that differ from its defaults.
-        rate: the learning rate, as a multiple of the exact training's.
+        settings: the arguments of the codec that differ from their defaults.
+        rate: the factor by which the learning rate of the exact training is multiplied.
     """
 
     settings: dict[str, Any] = field(default_factory=dict)
     rate: float = 1.0
 
     def __str__(self) -> str:
-        """Describes the settings and the rate if they are not the defaults."""
+        """Describes the settings that differ from the defaults; `defaults` if there are none."""
         parts = [f"{name}={value}" for name, value in self.settings.items()]
         parts += [f"learning rate * {self.rate:g}"] if self.rate != 1 else []
         return ", ".join(parts) or "defaults"
 
 
 RECIPES: dict[str, dict[str, Recipe]] = {
-    # Adam divides by the usual magnitude of a gradient. With error feedback, one step may send the
-    # accumulated values of many steps, which makes this magnitude large. A higher learning rate
-    # compensates for this; the alternative is to omit error feedback.
+    # Adam divides a gradient by its usual magnitude. With error feedback, one step may send the
+    # accumulated values of many steps, which increases this magnitude and makes later updates too
+    # small. A higher learning rate compensates for this. The alternative is no error feedback.
     "char_lm": {
         "onebit": Recipe({"error_feedback": False}, rate=1.5),
         "ef_signsgd": Recipe({"error_feedback": False}, rate=1.5),
@@ -56,15 +56,15 @@ RECIPES: dict[str, dict[str, Recipe]] = {
 
 
 def recipe_of(task: str, name: str) -> Recipe:
-    """Returns the settings of a codec in a task."""
+    """Returns the settings with which a codec is trained in a task."""
     return RECIPES[task].get(name, Recipe())
 
 
 def codec_of(name: str, recipe: Recipe) -> Codec | None:
-    """Returns the codec of this name; None for `none`."""
+    """Returns the codec with this name and these settings; None for `none`."""
     return None if name == NONE else CODECS[name](**recipe.settings)
 
 
 def brings_momentum(codec: Codec | None) -> bool:
-    """Whether a codec applies momentum, so that the optimizer must not."""
+    """Whether a codec applies momentum, so that the optimizer must not apply momentum as well."""
     return isinstance(codec, (DGC, Signum)) and codec.momentum > 0

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Task:
-    """A training with a final loss to compare.
+    """A task.
 
     Attributes:
-        module: the module that defines `train`.
+        module: the name of the module that defines the task's `train` function.
         steps: the default number of steps.
-        smallest: gradients with fewer values stay exact; see `Policy`.
+        smallest: the argument `smallest` of `tfdist.compression.Policy`: gradients with fewer
+            values are not compressed.
     """
 
     module: str

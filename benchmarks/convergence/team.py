@@ -1,4 +1,4 @@
-"""Workers of this machine that count as hosts, and run one training at a time."""
+"""Starts two workers on this machine, which run one training run at a time."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ WORKERS = 2
 
 
 class Team:
-    """Two workers that count as hosts, so that their gradients are compressed.
+    """Two workers on this machine. tfdist treats them as workers on two hosts.
 
-    The workers are started for the first training, and again after a failure.
+    So tfdist compresses the gradients that they send to each other. The workers are started for the
+    first training run. After a failure, they are stopped, and started again for the next run.
 
     Args:
-        timeout: seconds to wait for the end of a training.
+        timeout: the maximum time to wait for the end of a training run, in seconds.
     """
 
     def __init__(self, timeout: float) -> None:
@@ -25,10 +26,11 @@ class Team:
         self._members: Members | None = None
 
     def train(self, job: Job) -> Outcome:
-        """Trains on all workers concurrently.
+        """Runs a training run on both workers, and returns the outcome of the first worker.
 
         Raises:
-            TeamError: a worker failed or did not answer, or the workers' weights differ.
+            TeamError: a worker failed or did not answer, or the workers have different weights at
+                the end.
         """
         self._members = self._members or self._start()
         try:

@@ -1,4 +1,4 @@
-"""Trains with the settings of a codec."""
+"""Runs a training run with a codec."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from tfdist.compression import Policy
 
 
 def train(job: Job) -> Outcome:
-    """Trains; called by all workers together."""
+    """Runs a training run. All workers must call this function at the same time."""
     task, recipe = TASKS[job.task], recipe_of(job.task, job.codec)
     codec = codec_of(job.codec, recipe)
     policy = None if codec is None else Policy(codec, smallest=task.smallest)
     strategy = tfdist.MultiWorkerMirroredStrategy(compression=policy)
     keras.backend.clear_session()
-    # The task's module is imported only here, because an example defines additional flags.
+    # The module of a task is imported when the task is trained, because the module of `char_lm`
+    # imports an example that defines absl flags.
     module = importlib.import_module(task.module)
     before = tfdist.collective.statistics().sent_bytes
     outcome: Outcome = module.train(strategy, codec, recipe.rate, job.steps, job.seed)

@@ -1,4 +1,4 @@
-"""A worker's process: sets the variables that the frameworks read at import, and then trains."""
+"""The program of a worker: configures its process, imports the framework, and then trains."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from benchmarks.step_time.serving import serve
 
 
 def work(pipe: Connection, rank: int, addresses: list[str]) -> None:
-    """Runs the trainings that the driver requests, until the driver is gone.
+    """Runs the training runs that the driver requests, until the driver closes the pipe.
 
     Args:
         pipe: the pipe to the driver.
-        rank: the rank of this worker, which is also the number of its core and of its host.
+        rank: the rank of this worker. It is also the name of its host, and selects its core.
         addresses: the addresses of all workers.
     """
     take_place(rank, addresses)

@@ -1,22 +1,23 @@
-"""Measures the native collectives on GPUs.
+"""Measures tfdist's native collectives on GPUs.
 
     python -m benchmarks.gpu --json=gpu.json
     python -m benchmarks.gpu --gpus=8 --json=gpus.json
 
-Requires NVIDIA's driver, a C++ compiler and NVRTC, but not TensorFlow.
+The benchmark requires NVIDIA's driver, a C++ compiler and NVRTC. It does not require TensorFlow.
 
 With one GPU, all ranks are streams of one process and share the GPU. So the figures show how fast
-kernels read and write memory, and how long they wait for each other, but nothing about links
-between GPUs. `GB/s` counts the bytes that are read and written; `ratio` compares it with another
-figure of the same rounds, usually a copy on the same GPU. `product` is a kernel limited by fused
-multiply-adds, in place of a matrix product. If torch can use the GPU, torch also encodes one bit
-per value, for comparison (onebit.py).
+the kernels read and write memory, and how long they wait for each other. They show nothing about
+links between GPUs. The column `GB/s` counts all bytes that a kernel reads and writes. The column
+`ratio` compares this bandwidth to another figure of the same rounds, usually a copy on the same
+GPU. The figure `product` is the time of a kernel that stands in for a matrix product: only the
+speed of fused multiply-adds limits it. If torch can use the GPU, the benchmark also measures how
+fast torch encodes gradients in one bit per value; see onebit.py.
 
-With several GPUs of this host, each has its own process and communicator. They run the all-reduces
-of a job by tfdist's kernels, by NCCL, and through the host's memory, in turns. The benchmark also
-measures copies between each pair of GPUs, NCCL's collectives alone, and a product that runs
-concurrently with all-reduces. Times are medians over the rounds, on the slowest rank; bandwidths
-are defined as in nccl-tests (bandwidth.py).
+With several GPUs of this host, each GPU has a process with communicators of its own. In each round,
+the processes run all-reduces with tfdist's kernels, with NCCL, and through the host's memory. The
+benchmark also measures copies between each pair of GPUs, NCCL's collectives without tfdist, and a
+product that runs concurrently with all-reduces. Times are those of the slowest rank, as medians
+over the rounds. Bandwidths are defined as in nccl-tests; see bandwidth.py.
 """
 
 from __future__ import annotations
@@ -30,20 +31,21 @@ from benchmarks.gpu import alone, several
 from benchmarks.gpu.parts import PARTS
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string("json", None, "a file to write the figures to")
-flags.DEFINE_integer("gpus", 1, "how many GPUs of this host", lower_bound=1, upper_bound=16)
-flags.DEFINE_integer("rounds", 15, "how often all is measured", lower_bound=1)
-flags.DEFINE_integer("mib", 64, "of one GPU: how large a large tensor is", lower_bound=1)
+flags.DEFINE_string("json", None, "file to write the figures to")
+flags.DEFINE_integer("gpus", 1, "number of GPUs of this host", lower_bound=1, upper_bound=16)
+flags.DEFINE_integer("rounds", 15, "number of measurements of each figure", lower_bound=1)
+flags.DEFINE_integer("mib", 64, "for one GPU: size of a large tensor in MiB", lower_bound=1)
 flags.DEFINE_multi_enum(
     "part",
     list(PARTS),
     list(PARTS),
-    "of one GPU, again for each: " + "; ".join(f"{name}: {what}" for name, what in PARTS.items()),
+    "for one GPU: part to measure; repeat the flag for several parts; "
+    + "; ".join(f"{name}: {what}" for name, what in PARTS.items()),
 )
 flags.DEFINE_list(
     "sizes",
     [str(4096 << shift) for shift in range(0, 17, 2)],
-    "of several GPUs: the bytes to reduce",
+    "for several GPUs: numbers of bytes to reduce",
 )
 
 
@@ -55,7 +57,7 @@ def _are_sizes(sizes: list[str]) -> bool:
 
 
 def main(_: list[str]) -> None:
-    """Measures, prints a table, and writes the figures."""
+    """Measures one or several GPUs, prints a table, and writes the figures."""
     if FLAGS.gpus == 1:
         figures = alone.measure(FLAGS.rounds, FLAGS.mib << 20, FLAGS.part)
     else:

@@ -1,4 +1,4 @@
-// All-reduces of a job's communicator, each way in turn.
+// Measures the all-reduces of a job's communicator, in each of the ways in `kWays`.
 #include <string>
 
 #include "rank.h"

@@ -1,4 +1,4 @@
-"""One GPU, which all ranks share as streams of one process."""
+"""Measures one GPU. All ranks are streams of one process, and share the GPU."""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ OWN = ("figures", "comparing", "messages", "product")
 
 
 def measure(rounds: int, size: int, parts: Collection[str] = PARTS) -> dict[str, Any]:
-    """Prints the figures as they are measured, and returns them.
+    """Measures one GPU, and prints each figure when it is known.
 
     Args:
         rounds: the number of rounds.
-        size: the bytes of a large tensor.
-        parts: the parts to measure.
+        size: the size of a large tensor in bytes.
+        parts: the parts to measure, keys of `PARTS`.
+
+    Returns:
+        All figures, and a description of the GPU.
     """
     options = Options.from_environment(dict(os.environ))
     try:
@@ -62,10 +65,13 @@ def measure(rounds: int, size: int, parts: Collection[str] = PARTS) -> dict[str,
 
 
 def shown(lines: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Prints a table of figures as they are measured, and adds their ratios to other figures.
+    """Prints a line of the table for each figure, and yields the figures.
+
+    If a figure is compared with another figure, adds the ratio to it.
 
     Args:
-        lines: figures and missing parts; each figure follows the figure that it is compared with.
+        lines: the figures, and the parts that cannot be measured. A figure must follow the figure
+            with which it is compared.
     """
     print(f"{'':38}{'bytes':>12}{'µs':>10}{'GB/s':>8}  ratio")
     known: dict[str, dict[str, Any]] = {}

@@ -1,13 +1,15 @@
-"""Bandwidths as nccl-tests defines them.
+"""Computes bandwidths as nccl-tests defines them.
 
-https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md: the algorithm bandwidth is the
-size divided by the time. The bus bandwidth is the algorithm bandwidth times the share of the size
-that each GPU must send. It can be compared with the speed of a link for any number of ranks.
+The algorithm bandwidth is the size divided by the time. The bus bandwidth is the algorithm
+bandwidth multiplied by the share of the size that each GPU must send. For any number of ranks, the
+bus bandwidth can be compared with the speed of a link. See
+https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md.
 """
 
 from __future__ import annotations
 
-# The share of the size that goes through each link, by the number of ranks.
+# For each collective, a function that takes the number of ranks, and returns the share of the size
+# that each GPU must send.
 _SHARES = {
     "all-reduce": lambda ranks: 2 * (ranks - 1) / ranks,
     "reduce-scatter": lambda ranks: (ranks - 1) / ranks,
@@ -19,9 +21,10 @@ def algorithm_bandwidth(size: int, seconds: float) -> float:
     """Returns the algorithm bandwidth in bytes per second.
 
     Args:
-        size: the bytes of the whole tensor: of a rank's tensor before an all-reduce or a
-            reduce-scatter, or after an all-gather, a broadcast or a message.
-        seconds: the duration.
+        size: the size of the whole tensor in bytes. For an all-reduce or a reduce-scatter, this is
+            the input of a rank. For an all-gather, a broadcast or a message, it is the output of a
+            rank.
+        seconds: the duration of the collective.
     """
     return size / seconds
 
@@ -30,9 +33,10 @@ def bus_bandwidth(figure: str, size: int, seconds: float, ranks: int) -> float:
     """Returns the bus bandwidth in bytes per second.
 
     Args:
-        figure: the name of the collective, which other words may follow.
-        size: as for `algorithm_bandwidth`.
-        seconds: the duration.
+        figure: the name of the figure. Its first word is the collective. Other collectives than
+            all-reduce, reduce-scatter and all-gather send the whole size.
+        size: the size of the whole tensor in bytes; see `algorithm_bandwidth`.
+        seconds: the duration of the collective.
         ranks: the number of ranks.
 
     Example:

@@ -1,4 +1,4 @@
-"""Compiles the C++ programs, and the kernels that they launch."""
+"""Compiles the C++ programs of this benchmark, and the GPU kernels that they launch."""
 
 from __future__ import annotations
 
@@ -14,25 +14,30 @@ from tfdist._src.native.compilation import TensorFlowPackage
 from tfdist.errors import NativeUnavailableError
 
 HERE = Path(__file__).parent
-# The folder of the C++ tests, which provide helper functions.
+# The programs use helper functions of the C++ tests, which are in this folder.
 TESTS = HERE.parents[1] / "tests"
-# The same options as for the core; see tfdist/_src/native/compilation.py.
+# These are the options with which the core is compiled; see tfdist/_src/native/compilation.py.
 _COMPILE = ("c++", "-std=c++17", "-O2", "-pthread", "-ffp-contract=off")
 _PRODUCT = HERE / "product.cu"
 
 
 def sources(own: Sequence[str]) -> list[Path]:
-    """Returns the source files of a program: the named files of this folder, and the core's."""
+    """Returns the source files of a program.
+
+    Args:
+        own: the names of source files in this folder, without the extension. The source files of
+            the core follow them.
+    """
     core = compilation.read_recipe(TensorFlowPackage(Path(), "")).core
     return [*(HERE / f"{unit}.cc" for unit in own), *(compilation.SOURCE / unit for unit in core)]
 
 
 def build(folder: Path, sources: Sequence[Path]) -> Path:
-    """Compiles a program, one source file per core at a time.
+    """Compiles a program. Compiles as many source files at the same time as there are cores.
 
     Args:
         folder: the folder for the output.
-        sources: the source files; the program has the name of the first one.
+        sources: the source files. The program gets the name of the first file.
 
     Returns:
         The path of the program.
@@ -52,15 +57,15 @@ def build(folder: Path, sources: Sequence[Path]) -> Path:
 
 
 def kernels(folder: Path, architecture: str) -> tuple[dict[str, str], str]:
-    """Compiles the kernels.
+    """Compiles tfdist's kernels and the kernel of `product.cu`.
 
     Args:
         folder: the folder for the output.
         architecture: the GPU's architecture, such as "sm_90".
 
     Returns:
-        The environment variables with the kernels' paths for the programs, and a description of the
-        compiler.
+        Environment variables with the paths of the compiled kernels, which the programs read; and a
+        description of the compiler.
     """
     try:
         compiler = gpu_kernels.find_nvrtc()

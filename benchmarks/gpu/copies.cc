@@ -1,4 +1,4 @@
-// Copies between each pair of GPUs, whose memory the processes open to each other.
+// Measures copies between each pair of GPUs. Each process opens the memory of the other processes.
 #include <algorithm>
 #include <string>
 
@@ -11,7 +11,8 @@ namespace {
 
 constexpr size_t kMax = size_t{64} << 20;
 
-// One GPU reads another one's memory, and where it is `both`, that one its own meanwhile.
+// The GPU `reader` reads the memory of the GPU `owner`. If `both` is set, `owner` reads the memory
+// of `reader` at the same time.
 struct Pair {
   size_t reader, owner;
   bool both;
@@ -69,7 +70,7 @@ void MeasureCopies(Rank& rank) {
                     std::to_string(owner) + ", \"bytes\": " + std::to_string(bytes),
                 seconds[i]);
   }
-  rank.Meet();  // before any memory goes
+  rank.Meet();  // All ranks must have finished before any rank frees its memory.
 }
 
 }  // namespace tfdist::benchmark

@@ -1,10 +1,11 @@
-// Times the kernels of an all-reduce whose ranks share a GPU, and those of codecs, beside a copy of
-// as many bytes, in turns. Prints one line of JSON for each figure.
+// Measures one GPU: all-reduces between ranks that share the GPU, the kernels of all-reduces and
+// codecs, and copies with which they are compared. Prints one line of JSON for each figure.
 //
 //     figures ROUNDS BYTES [PART...]
 //
-// BYTES is the size of what is large; of the parts, all are measured by default. GPU_KERNELS and
-// PRODUCT_KERNEL are the files of the compiled kernels; TFDIST_CUDA_LIBRARY is the driver.
+// BYTES is the size of a large tensor. By default, the program measures all parts. The environment
+// variables GPU_KERNELS and PRODUCT_KERNEL are the paths of the compiled kernels, and
+// TFDIST_CUDA_LIBRARY is the path of the driver.
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
@@ -40,7 +41,7 @@ using device::kVectorBytes;
 
 constexpr const char* kCopy = "copy";
 
-// Ends no wait.
+// A guard that never ends a wait early.
 struct Never : Guard {
   void Check() override {}
 } never;
@@ -61,7 +62,8 @@ T* Pointer(cuda::Address address) {
   return reinterpret_cast<T*>(static_cast<uintptr_t>(address));
 }
 
-// Each kernel by itself, of a large bucket, with any number of blocks.
+// Measures each kernel of an all-reduce separately, for a large bucket and several numbers of
+// blocks.
 void Passes(const Gpu& gpu, const KernelModule& kernels, const Extent& extent) {
   const size_t large = extent.bytes;
   const uint64_t vectors = large / kVectorBytes;
@@ -76,7 +78,7 @@ void Passes(const Gpu& gpu, const KernelModule& kernels, const Extent& extent) {
   staging.of[0] = Pointer<char>(first.address());
   staging.of[1] = Pointer<char>(second.address());
   staging.ranks = 2;
-  staging.part = vectors;  // as if this rank reduced all
+  staging.part = vectors;  // This rank reduces the whole bucket.
   const auto listed = [&](uint32_t tensors) {
     device::List list{};
     list.count = tensors;
@@ -115,8 +117,8 @@ void Passes(const Gpu& gpu, const KernelModule& kernels, const Extent& extent) {
   Compare(stream, all, extent.rounds, 10);
 }
 
-// Encoding and decoding of float32, with and without error feedback; the bytes are all that is read
-// and written.
+// Measures the encoding and decoding of float32 tensors, with and without error feedback. The bytes
+// of a figure are all bytes that the kernels read and write.
 void Codecs(const Gpu& gpu, const KernelModule& kernels, const Extent& extent) {
   constexpr const char* kReference = "copy beside codecs";
   const size_t large = extent.bytes, count = large / sizeof(float);
@@ -164,8 +166,8 @@ void Codecs(const Gpu& gpu, const KernelModule& kernels, const Extent& extent) {
   Compare(stream, all, extent.rounds, 10);
 }
 
-// What passes through the host's memory, without what happens to it there: copies to and fro by
-// themselves, and both at once in chunks.
+// Measures the copies of an all-reduce through the host's memory, without the reduction: first the
+// copies to the host and the copies to the GPU separately, then both together in chunks.
 void Staged(const std::shared_ptr<const Gpu>& shared, const Extent& extent) {
   constexpr const char* kToHost = "pinned copy to the host";
   const size_t large = extent.bytes;
@@ -190,7 +192,7 @@ void Staged(const std::shared_ptr<const Gpu>& shared, const Extent& extent) {
           extent.rounds, 5);
 }
 
-// Whole all-reduces of float32 among ranks that are streams of this process.
+// Measures complete float32 all-reduces between ranks that are streams of this process.
 void AllReduces(const Gpu& gpu, const KernelModule& kernels, uint32_t ranks, const Extent& extent) {
   const size_t large = extent.bytes;
   struct Rank {
@@ -220,8 +222,9 @@ void AllReduces(const Gpu& gpu, const KernelModule& kernels, uint32_t ranks, con
     for (const size_t bytes : {size_t{1} << 10, size_t{8} << 10, size_t{64} << 10, size_t{1} << 18,
                                size_t{1} << 20, size_t{4} << 20, size_t{16} << 20, large}) {
       if (bytes > large) continue;
-      // No more at once than fit into what the driver queues: to launch waits for that, and kernels
-      // for each other's launches.
+      // The launches of a round must fit into the driver's queue. If the queue is full, a launch
+      // waits for a kernel. But the kernel may wait for another rank's kernel, which could then not
+      // be launched.
       constexpr int times = 16;
       std::vector<double> seconds;
       for (int round = -1; round < extent.rounds; ++round) {
@@ -248,8 +251,10 @@ void AllReduces(const Gpu& gpu, const KernelModule& kernels, uint32_t ranks, con
         if (round >= 0) seconds.push_back(*std::max_element(each.begin(), each.end()));
       }
       done = group[0]->all_reduce->outcome() == device::Outcome::kRunning;
-      // Each rank reads its own and writes it to staging. Then, in one shot, each reads what all
-      // have and writes the result; in two, all together do, and each reads and writes that again.
+      // Each rank first copies its tensor to its staging buffer. With one shot, each rank then
+      // reads the staging buffers of all ranks, and writes the whole sum. With two shots, each rank
+      // does this for a part of the tensor. Then each rank reads the parts of all ranks, and writes
+      // the whole sum.
       const size_t moved = one_shot ? ranks * (ranks + 3) : ranks * 4 + ranks + 1;
       const std::string of = std::to_string(bytes >> 10) + " KiB, " + std::to_string(ranks);
       Print({(one_shot ? "one shot of " : "two shots of ") + of + " streams", moved * bytes, kCopy},
@@ -259,8 +264,9 @@ void AllReduces(const Gpu& gpu, const KernelModule& kernels, uint32_t ranks, con
   }
 }
 
-// What stands for a matrix product, by itself, and beside kernels that wait for a rank which does
-// not come: what they take of the multiprocessors.
+// Measures the product kernel alone, and then together with the kernel of an all-reduce. The other
+// rank of the all-reduce never takes part, so this kernel only waits. The difference shows how much
+// of the GPU a waiting kernel uses.
 void Waiting(const Gpu& gpu, const KernelModule& kernels, const Extent& extent) {
   constexpr size_t kBytes = size_t{1} << 20;
   benchmark::Product product(gpu);
@@ -328,7 +334,8 @@ int main(int argc, char** argv) {
     if (wants("staged")) Staged(shared, extent);
     if (wants("messages")) benchmark::MeasureMessages(extent, KernelFile());
     if (wants("waiting")) Waiting(gpu, kernels, extent);
-    // With more on one GPU, a kernel may be queued behind another one that waits for it.
+    // With more than two ranks on one GPU, a kernel may be queued behind a kernel that waits for
+    // it.
     if (wants("all_reduces")) AllReduces(gpu, kernels, 2, extent);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());

@@ -22,7 +22,7 @@ testing::Plan Connected(const std::string& kernels) {
   return plan;
 }
 
-// From rank 0 to rank 1.
+// Sends a message from rank 0 to rank 1. Both ranks must call this function.
 void Pass(Communicator& rank, const DeviceMemory& memory, cuda::Event* ready, size_t bytes) {
   const bool sends = rank.rank() == 0;
   Operation message;
@@ -73,9 +73,10 @@ void MeasureMessages(const Extent& extent, const std::string& kernels) {
     copies.push_back((between - start) / kTimes);
     messages.push_back((Now() - between) / kTimes);
   }
-  on_each([&](int rank) { ranks[rank].reset(); });  // together, as one reads the other's memory
+  // Both ranks must close together, because one rank reads the memory of the other rank.
+  on_each([&](int rank) { ranks[rank].reset(); });
   Print({"copy beside messages", 2 * extent.bytes}, Median(copies));
-  // It is copied twice.
+  // A message is copied twice: into the receiver's staging buffer, and from there into the tensor.
   Print({"message between two stages", 4 * extent.bytes, "copy beside messages"}, Median(messages));
 }
 

@@ -1,12 +1,12 @@
-// What a stage of a pipeline sends to the next one, where both have the same GPU.
+// Measures the messages between two stages of a pipeline that share a GPU.
 #pragma once
 
 #include "comparing.h"
 
 namespace tfdist::benchmark {
 
-// Messages between two communicators of this process, by copies to the receiver's staging buffers,
-// beside a plain copy. Prints the figures.
+// Measures messages between two communicators of this process, and a plain copy for comparison. A
+// message is copied through the staging buffers of the receiver. Prints the figures.
 void MeasureMessages(const Extent& extent, const std::string& kernels);
 
 }  // namespace tfdist::benchmark

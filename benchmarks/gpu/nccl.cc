@@ -1,4 +1,5 @@
-// NCCL's collectives by themselves, several in a stream at once, and messages around a ring.
+// Measures NCCL's collectives without tfdist, and messages from each rank to the next one in a
+// ring. Several collectives are added to a stream before the program waits for them.
 #include <algorithm>
 #include <functional>
 #include <string>
@@ -16,7 +17,8 @@ constexpr size_t kVector = 16;
 
 struct Call {
   const char* name;
-  std::function<void(size_t part)> launch;  // of so many elements of each rank
+  // Takes the number of elements of each rank's part, and adds the collective to the stream.
+  std::function<void(size_t part)> launch;
 };
 
 }  // namespace
@@ -50,7 +52,7 @@ void MeasureNccl(Rank& rank) {
          });
        }}};
   for (const size_t bytes : rank.task.sizes) {
-    // Whole vectors for each rank, as nccl-tests do.
+    // As in nccl-tests, the part of each rank consists of whole vectors.
     const size_t vectors = bytes / static_cast<size_t>(ranks) / kVector;
     const size_t part = std::max<size_t>(vectors, 1) * kVector / 4;
     std::map<std::string, std::vector<double>> seconds;

@@ -1,9 +1,14 @@
-"""Encodes gradients in one bit per value with error feedback, in torch, like 1-bit Adam.
+"""Measures how fast torch encodes gradients in one bit per value, with error feedback.
 
-The steps are those of Tang et al., "1-bit Adam", 2021, in deepspeed/runtime/comm/nccl.py: the error
-is added, the scale is the norm divided by the square root of the number of values, the new error is
-the difference from the signs times the scale, and CuPy packs the signs, eight per byte. Without
-CuPy, torch packs the signs here.
+The code has the same steps as the code for 1-bit Adam (Tang et al., 2021) in DeepSpeed's file
+deepspeed/runtime/comm/nccl.py:
+
+1. Add the error of the previous step to the gradient.
+2. Compute the scale: the norm divided by the square root of the number of values.
+3. Compute the new error: the values minus their signs times the scale.
+4. Pack eight signs into a byte with CuPy.
+
+If CuPy is not installed, torch packs the signs.
 """
 
 from __future__ import annotations
@@ -18,12 +23,14 @@ _TIMES = 10
 
 
 def measure(rounds: int, size: int, device: str = "cuda") -> Iterator[dict[str, Any]]:
-    """Yields figures to compare with those of tfdist's kernels, or the reason if there are none.
+    """Yields figures that can be compared with the figures of tfdist's kernels.
+
+    If torch cannot use the GPU, yields the reason instead.
 
     Args:
         rounds: the number of rounds.
-        size: the bytes of the gradients.
-        device: torch's name of the GPU.
+        size: the size of the gradients in bytes.
+        device: the GPU, as torch names it.
     """
     torch, why = _found(device)
     if why:
@@ -54,7 +61,17 @@ def measure(rounds: int, size: int, device: str = "cuda") -> Iterator[dict[str, 
 
 
 def encode(torch: Any, values: Any, error: Any, cupy: Any = None) -> tuple[Any, Any]:
-    """Returns the scale and the packed signs; adds `error`, and replaces it by the new error."""
+    """Encodes the sum of `values` and `error`, and overwrites `error` with the new error.
+
+    Args:
+        torch: the module torch.
+        values: the gradient.
+        error: the error of the previous step.
+        cupy: the module CuPy; None to pack the signs with torch.
+
+    Returns:
+        The scale and the packed signs.
+    """
     corrected = values + error
     scale = corrected.norm() / corrected.numel() ** 0.5
     positive = corrected >= 0
@@ -63,7 +80,7 @@ def encode(torch: Any, values: Any, error: Any, cupy: Any = None) -> tuple[Any, 
 
 
 def decode(torch: Any, scale: Any, packed: Any, cupy: Any = None) -> Any:
-    """Returns the decoded values."""
+    """Unpacks the signs, and returns their products with the scale."""
     if cupy:
         bits = torch.from_dlpack(cupy.unpackbits(cupy.from_dlpack(packed)))
     else:
@@ -93,13 +110,17 @@ def _time(torch: Any, run: Callable[[], Any], device: str) -> float:
 
 
 def _found(device: str) -> tuple[Any, str]:
-    """Returns torch, and the reason why it cannot be used; "" if it can."""
+    """Imports torch.
+
+    Returns:
+        The module torch, and "". If torch cannot use the device: None, and the reason.
+    """
     try:
         import torch
     except ImportError as error:
         return None, str(error)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about a driver that is too old for torch
+        warnings.simplefilter("ignore")  # torch warns if the driver is too old.
         if device == "cuda" and not torch.cuda.is_available():
             return None, f"torch {torch.__version__} sees no GPU"
     return torch, ""

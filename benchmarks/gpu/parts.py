@@ -1,4 +1,4 @@
-"""The parts of the measurement of one GPU."""
+"""The parts of the measurement of one GPU, and a description of each part."""
 
 ONE_BIT = "one_bit"
 PARTS = {

@@ -1,4 +1,4 @@
-// What a GPU computes beside all-reduces: see product.cu.
+// A kernel that runs concurrently with all-reduces; see product.cu.
 #pragma once
 
 #include <functional>
@@ -10,13 +10,13 @@ namespace tfdist::benchmark {
 
 class Product {
  public:
-  // The compiled kernel is in the file PRODUCT_KERNEL.
+  // Loads the compiled kernel from the file that the environment variable PRODUCT_KERNEL names.
   explicit Product(const Gpu& gpu);
   ~Product();
   Product(const Product&) = delete;
   Product& operator=(const Product&) = delete;
 
-  // How many seconds it takes while something else is done, which begins after it.
+  // Launches the kernel, calls `meanwhile`, and returns the seconds that the kernel takes.
   double Time(const std::function<void()>& meanwhile = [] {});
 
  private:
@@ -25,7 +25,7 @@ class Product {
   const KernelModule kernel_;
   const DeviceMemory out_;
   DeviceEvent done_;
-  cuda::Stream* stream_ = nullptr;  // of no priority, as the program's
+  cuda::Stream* stream_ = nullptr;  // Has the default priority, like the streams of a program.
 };
 
 }  // namespace tfdist::benchmark

@@ -1,4 +1,5 @@
-// A product by itself, and beside all-reduces: what they take of the GPU.
+// Measures the product kernel alone, and then together with all-reduces. The difference shows how
+// much of the GPU the all-reduces use.
 #include <algorithm>
 #include <set>
 #include <string>
@@ -11,7 +12,8 @@ namespace tfdist::benchmark {
 namespace {
 
 constexpr size_t kSmall = size_t{64} << 10, kLarge = size_t{16} << 20;
-// All-reduces go on for longer than a product; so many at most.
+// The all-reduces must take longer than the product, by the factor `kLonger`. But there are at most
+// `kMax` all-reduces.
 constexpr double kLonger = 1.5, kMax = 10000;
 
 }  // namespace
@@ -26,7 +28,7 @@ void MeasureProducts(Rank& rank) {
     };
     product.Time();
     const double alone = product.Time();
-    std::map<std::string, int> times;  // the same on all ranks
+    std::map<std::string, int> times;  // The same values on all ranks.
     for (const std::string& way : ways) {
       rank.Meet();
       const double start = Now();

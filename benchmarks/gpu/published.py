@@ -1,4 +1,4 @@
-"""Figures that others have published for their machines; they are not measured here."""
+"""Figures that others have published for their machines. This benchmark does not measure them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PUBLISHED = (
 
 
 def show() -> None:
-    """Prints each figure with its source."""
+    """Prints each published figure and its source."""
     print("\nPublished by others, on other machines, not measured here:")
     for each in PUBLISHED:
         print(f"  {each['value']:>10}  {each['what']}\n{'':14}{each['source']}")

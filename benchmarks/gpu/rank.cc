@@ -10,7 +10,7 @@ namespace {
 
 char* Pointer(cuda::Address address) { return reinterpret_cast<char*>(address); }
 
-// As a string of JSON.
+// Returns the text as a JSON string.
 std::string Quoted(const std::string& text) {
   std::string quoted = "\"";
   for (const char c : text) {

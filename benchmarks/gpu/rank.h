@@ -1,5 +1,5 @@
-// A rank of the benchmark of several GPUs: a process with one of them, connected with the others by
-// the communicators of the core, as the workers of a job are.
+// A rank of the benchmark of several GPUs: a process that uses one GPU. Communicators of the core
+// connect the ranks, like the workers of a job.
 #pragma once
 
 #include <functional>
@@ -16,51 +16,59 @@ namespace tfdist::benchmark {
 struct Task {
   int ranks;
   int rounds;
-  std::vector<size_t> sizes;  // in bytes, from small to large
+  std::vector<size_t> sizes;  // The sizes to reduce in bytes, in ascending order.
 
   size_t largest() const { return sizes.back(); }
 };
 
-// How all-reduces go, as TFDIST_DEVICE_ALGORITHM says it.
+// The ways to run an all-reduce that are measured: values of TFDIST_DEVICE_ALGORITHM.
 constexpr const char* kWays[] = {"p2p", "nccl", "host"};
 
 class Rank {
  public:
   using Communicators = std::map<std::string, std::unique_ptr<Communicator>>;
 
-  // Args: one for each way, and one for the host's memory, "". Rank 0 prints which ones fail.
+  // Args:
+  //   number: the rank of this process, and the number of its GPU.
+  //   communicators: a communicator for each way in `kWays`, and with the key "" a communicator for
+  //     tensors in the host's memory. The constructor tries an all-reduce in each way. If a way
+  //     fails on any rank, it is not measured, and rank 0 prints the reason.
   Rank(const Task& task, int number, Communicators communicators);
   Rank(const Rank&) = delete;
   Rank& operator=(const Rank&) = delete;
 
-  // Waits for all ranks.
+  // A barrier: waits until all ranks have called this method.
   void Meet();
-  // The largest of what all ranks bring, one by one.
+  // For each element, returns the maximum over all ranks.
   std::vector<double> Slowest(std::vector<double> seconds);
-  // What all ranks bring, in their order.
+  // Returns the values of all ranks, ordered by rank.
   template <typename T>
   std::vector<T> Gather(const T& own) {
     std::vector<T> all(static_cast<size_t>(task.ranks));
     GatherBytes(&own, all.data(), sizeof(T));
     return all;
   }
-  // Waits until the stream has passed.
+  // Waits until the stream has completed all its operations. Calls `check` repeatedly until then.
   void Finish(const std::function<void()>& check = {});
 
-  // The ways that can be gone.
+  // Returns the ways that did not fail.
   std::vector<std::string> ways() const;
-  // Reduces so many bytes of `memory`, float32, in place.
+  // Reduces the first `bytes` bytes of `memory`, as float32 values and in place.
   void AllReduce(const std::string& way, size_t bytes);
 
-  // Has rank 0 print the slowest rank's seconds of each round, as a line of JSON. Args: its other
-  // members.
+  // Prints a figure as a line of JSON, on rank 0. All ranks must call this method.
+  //
+  // Args:
+  //   members: the members of the JSON object, except for `seconds`.
+  //   seconds: this rank's time in each round. The line contains the times of the slowest rank.
   void Report(const std::string& members, const std::vector<double>& seconds);
+  // Prints a line, on rank 0.
   void Say(const std::string& line) const;
 
   const Task task;
   const int number;
   const Gpu gpu;
-  const DeviceMemory memory, other;  // of the largest size
+  const DeviceMemory memory, other;  // Each has `task.largest()` bytes.
   const DeviceStream stream;
 
  private:
@@ -71,7 +79,7 @@ class Rank {
   Communicators communicators_;
 };
 
-// What is measured; all ranks call these together.
+// The measurements. All ranks must call these functions in the same order.
 void MeasureCopies(Rank& rank);
 void MeasureAllReduces(Rank& rank);
 void MeasureNccl(Rank& rank);

@@ -1,9 +1,11 @@
-// Measures GPUs of this host, one process for each. Prints one line of JSON for each figure.
+// Measures several GPUs of this host, with one process for each GPU. Prints one line of JSON for
+// each figure.
 //
 //     several RANKS ROUNDS BYTES...
 //
-// GPU_KERNELS and PRODUCT_KERNEL are the files of the compiled kernels; TFDIST_CUDA_LIBRARY is the
-// driver, and NCCL_LIBRARY NCCL, if there is one.
+// The environment variables GPU_KERNELS and PRODUCT_KERNEL are the paths of the compiled kernels.
+// TFDIST_CUDA_LIBRARY is the path of the driver. NCCL_LIBRARY is the path of NCCL, if NCCL is
+// available.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -20,7 +22,8 @@
 namespace tfdist::benchmark {
 namespace {
 
-constexpr double kSeconds = 120;  // for a collective; the first one of NCCL takes a while
+// The timeout of a collective. It is long, because NCCL's first collective takes a long time.
+constexpr double kSeconds = 120;
 
 using Wirings = std::map<std::string, std::unique_ptr<testing::Wiring>>;
 
@@ -36,7 +39,7 @@ Task Parse(int argc, char** argv) {
   return task;
 }
 
-// One for each way, and one for the host's memory.
+// Connects the ranks: once for each way in `kWays`, and once for tensors in the host's memory.
 Wirings Wire(const Task& task) {
   Wirings wirings;
   testing::Plan plan;
@@ -71,7 +74,7 @@ void Measure(const Task& task, int number, const Wirings& wirings) {
   MeasureProducts(rank);
 }
 
-// Whether all processes have ended well.
+// Runs all ranks. Returns whether all of them have ended without an error.
 bool Run(const Task& task) {
   Wirings wirings = Wire(task);
   std::vector<pid_t> children;
@@ -89,7 +92,8 @@ bool Run(const Task& task) {
     std::fflush(nullptr);
     _exit(code);
   }
-  wirings.clear();  // so that the others see when one ends
+  // Closes the sockets in this process, so that the other ranks notice if a rank ends.
+  wirings.clear();
   bool good = true;
   for (const pid_t child : children) {
     int status = 0;

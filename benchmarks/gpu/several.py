@@ -1,4 +1,4 @@
-"""Several GPUs of this host, each with its own process."""
+"""Measures several GPUs of this host. Each GPU has a separate process."""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ _OWN = ("several", "all_reduces", "copies", "nccl", "product", "products", "rank
 
 
 def measure(ranks: int, rounds: int, sizes: Sequence[int]) -> dict[str, Any]:
-    """Prints the figures as they are measured, and returns them.
+    """Measures several GPUs, and prints each figure when it is known.
 
     Args:
         ranks: the number of GPUs.
         rounds: the number of rounds.
         sizes: the numbers of bytes to reduce.
+
+    Returns:
+        All figures, and a description of the GPUs.
     """
     options = Options.from_environment(dict(os.environ))
     devices, about = _found(ranks, options)
@@ -52,7 +55,11 @@ def measure(ranks: int, rounds: int, sizes: Sequence[int]) -> dict[str, Any]:
 
 
 def _found(ranks: int, options: Options) -> tuple[list[nvidia.Device], dict[str, Any]]:
-    """Returns the GPUs and their description; ends the program if there are too few."""
+    """Returns the GPUs to measure, and a description of them.
+
+    Ends the program if there are fewer GPUs than ranks, or if the GPUs have different
+    architectures.
+    """
     try:
         driver = nvidia.Driver(options.cuda_library)
         devices = driver.devices()

@@ -1,4 +1,4 @@
-// How long things take.
+// Functions that measure times.
 #pragma once
 
 #include <algorithm>
@@ -24,14 +24,18 @@ inline double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// How often something of so many bytes is done in one round, so that it takes a while.
+// Returns how often a round must repeat an operation on `bytes` bytes. Operations on few bytes are
+// repeated more often, so that the time of a round can be measured.
 inline int Times(size_t bytes) {
   constexpr size_t kMax = 50, kTogether = size_t{256} << 20;
   return static_cast<int>(std::clamp<size_t>(kTogether / bytes, 1, kMax));
 }
 
-// Waits until a point in a stream has passed; without sleep, which would be less exact. What never
-// comes to an end ends the program, since to free what it uses would wait for it.
+// Waits for an event in a stream. While it waits, it calls `check` repeatedly. It does not sleep
+// between two checks, because the end of a sleep is less exact.
+//
+// If the stream takes too long, ends the program. An exception would not help, because the
+// destructors free memory that the stream uses, and so would wait for the stream.
 inline void AwaitExactly(const DeviceEvent& event, const std::function<void()>& check = {}) {
   constexpr double kSeconds = 60;
   const double end = Now() + kSeconds;

@@ -1,1 +1,1 @@
-"""The benchmark of joining: the ranks of tfdist and of other libraries, and their times."""
+"""The benchmark of joining: the time until all ranks of a job are connected."""

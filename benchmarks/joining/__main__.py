@@ -1,17 +1,26 @@
-"""Measures the time to start a job, and its cost for rank 0, for several numbers of ranks.
+"""Measures the time to start a job, and the cost of the start for rank 0.
 
     python -m benchmarks.joining --ranks=16,64,256,512 --json=joining.json
 
-The ranks are processes of this machine. tfdist's ranks, without TensorFlow, perform the rendezvous,
-connect to all other ranks, open a communicator of the native core, and call a barrier.
-`--ranks_per_host` consecutive ranks count as one host. The other libraries do the same: Gloo by
-`torch.distributed.init_process_group` and a barrier, Open MPI by `MPI_Init` and a barrier. The
-ranks have completed their imports before the clock starts.
+The ranks are processes of this machine. All imports have ended before the clock starts. The
+backends:
 
-The table shows, for each number of ranks, the seconds until all ranks have left the barrier, and
-the parts of this time for the rendezvous, the full mesh, and the core. Further columns show the
-cost for rank 0: CPU seconds, bytes that its Python code has sent, additional memory, and its share
-of a core while all ranks are idle.
+  native  tfdist without TensorFlow: each rank performs the rendezvous, connects to all other ranks,
+          creates a communicator of the native core, and calls a barrier; tfdist treats each group
+          of --ranks_per_host consecutive ranks as one host
+  gloo    torch.distributed.init_process_group with Gloo, and a barrier
+  mpi     MPI_Init of Open MPI, and a barrier
+
+The table has one line for each backend and number of ranks:
+
+  seconds       the seconds until all ranks have left the barrier
+  rendezvous_s  the seconds of the rendezvous, on the slowest rank
+  mesh_s        the seconds in which a rank connects to all other ranks, on the slowest rank
+  core_s        the seconds to create the communicator and call the barrier, on the slowest rank
+  cpu_s         the CPU seconds that rank 0 uses for the start
+  sent_bytes    the bytes that Python code of rank 0 sends during the start
+  memory_kib    the additional memory of rank 0 after the start
+  idle_cpu      the share of a core that rank 0 uses while all ranks are idle
 """
 
 from __future__ import annotations
@@ -34,10 +43,12 @@ from benchmarks.all_reduce.python import ENVIRONMENT, require
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("ranks", ["16", "64", "256"], "numbers of ranks")
-flags.DEFINE_list("backends", ["native", "gloo", "mpi"], "what to start")
-flags.DEFINE_integer("ranks_per_host", 8, "ranks that share memory", lower_bound=1)
-flags.DEFINE_float("idle", 5.0, "seconds that the ranks stay idle", lower_bound=0.0)
-flags.DEFINE_float("timeout", 600.0, "seconds that a start may take", lower_bound=1.0)
+flags.DEFINE_list("backends", ["native", "gloo", "mpi"], "the backends to measure")
+flags.DEFINE_integer(
+    "ranks_per_host", 8, "consecutive ranks that share memory, for native", lower_bound=1
+)
+flags.DEFINE_float("idle", 5.0, "seconds for which the ranks stay idle", lower_bound=0.0)
+flags.DEFINE_float("timeout", 600.0, "maximum seconds of a start", lower_bound=1.0)
 flags.DEFINE_string("torch_python", sys.executable, "a Python with torch, for Gloo")
 flags.DEFINE_string("json", "", "a file for the results")
 
@@ -55,7 +66,13 @@ COLUMNS = {
 
 
 def python(backend: str, interpreter: str, ranks: int) -> dict[str, Any]:
-    """Starts ranks that are forks of one Python process."""
+    """Measures a backend with ranks that are forks of one Python process.
+
+    Args:
+        backend: the name of the backend's module in this package.
+        interpreter: the Python interpreter to start.
+        ranks: the number of ranks.
+    """
     arguments = map(str, (ranks, FLAGS.ranks_per_host, FLAGS.idle, FLAGS.timeout))
     with subprocess.Popen(
         [interpreter, "-m", f"benchmarks.joining.{backend}", *arguments],
@@ -72,13 +89,13 @@ def native(ranks: int) -> dict[str, Any]:
 
 
 def gloo(ranks: int) -> dict[str, Any]:
-    """Measures Gloo, by torch."""
+    """Measures Gloo, which torch contains."""
     require(FLAGS.torch_python, "torch", "name a Python that has it by --torch_python")
     return python("gloo", FLAGS.torch_python, ranks)
 
 
 def mpi(ranks: int) -> dict[str, Any]:
-    """Measures Open MPI; its launcher has started all processes before the clock starts."""
+    """Measures Open MPI. The clock starts after `mpirun` has started all processes."""
     mpirun, mpicc = find()
     with tempfile.TemporaryDirectory() as folder:
         program = build(mpicc, [FOLDER / "mpi.c"], Path(folder) / "program")
@@ -96,7 +113,7 @@ def mpi(ranks: int) -> dict[str, Any]:
                 if time.monotonic() > deadline:
                     process.terminate()
                 time.sleep(0.1)
-            time.sleep(0.5)  # so that the last rank can open the pipe
+            time.sleep(0.5)  # So that the last rank can open the named pipe.
             try:
                 go = os.open(control / "go", os.O_WRONLY | os.O_NONBLOCK)
             except OSError:
@@ -108,7 +125,7 @@ def mpi(ranks: int) -> dict[str, Any]:
 
 
 def row(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """Returns the result row that a program prints."""
+    """Waits until a process prints its result, and returns the result."""
     assert process.stdout
     for line in process.stdout:
         if line.startswith("ROW "):
@@ -121,7 +138,7 @@ BACKENDS = {"native": native, "gloo": gloo, "mpi": mpi}
 
 
 def main(_: list[str]) -> None:
-    """Prints a line for each backend and number of ranks."""
+    """Measures all backends, and prints a line for each backend and number of ranks."""
     if unknown := set(FLAGS.backends) - set(BACKENDS):
         raise app.UsageError(f"--backends: {', '.join(sorted(unknown))}; there are {[*BACKENDS]}")
     rows = []

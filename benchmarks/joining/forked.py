@@ -1,4 +1,4 @@
-"""Runs ranks as forks of one process, so that they share the memory of its imports."""
+"""Runs the ranks as forks of one process, so that they share the memory of imported modules."""
 
 from __future__ import annotations
 
@@ -16,48 +16,55 @@ from typing import Any
 Row = dict[str, Any]
 
 SPARE = 200
-"""Descriptors for everything but the ranks."""
+"""The number of file descriptors that a process may need in addition to those for the ranks."""
 
 
 def cpu_seconds() -> float:
-    """CPU seconds used by this process."""
+    """Returns the CPU time that this process has used so far, in seconds."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
 
 
 def own_memory_kib() -> int:
-    """The memory that this process shares with no other."""
+    """Returns the size of the memory that this process does not share with other processes."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
 
 
 class Gate:
-    """Blocks the ranks until the parent lets all of them proceed."""
+    """A barrier that the parent process opens for all ranks."""
 
     def __init__(self) -> None:
         self._wait, self._open = os.pipe()
 
     def wait(self) -> None:
-        """Blocks a rank until `open`."""
+        """Blocks a rank until the parent process calls `open`."""
         os.close(self._open)
         os.read(self._wait, 1)
 
     def open(self) -> None:
-        """Lets all ranks proceed."""
+        """Lets all ranks continue. Only the parent process calls this method."""
         os.close(self._open)
 
 
 def measure(ranks: int, join: Callable[[int], tuple[Row, Callable[[], None]]], idle: float) -> Row:
-    """Forks the ranks, lets them join at the same moment, and measures it.
+    """Forks the ranks, lets them join the job at the same time, and measures the cost.
 
     Args:
         ranks: the number of ranks.
-        join: starts a rank; returns its measurements, and a function that shuts it down.
-        idle: seconds for which the ranks stay idle.
+        join: a function that takes a rank, and connects it to the other ranks. It returns a
+            dictionary of measurements, and a function that shuts the rank down.
+        idle: the time for which the ranks stay idle, in seconds.
 
     Returns:
-        `seconds` until the last rank has joined; the maximum over the ranks of each measurement;
-        and of rank 0 `cpu_s`, `memory_kib` (additional, once it has joined), and `idle_cpu`.
+        A dictionary with:
+
+        - `ranks`: the number of ranks.
+        - `seconds`: the time until the last rank has joined.
+        - The measurements that `join` returned, each as the maximum over the ranks.
+        - `cpu_s`: the CPU time that rank 0 used to join, in seconds.
+        - `memory_kib`: the additional memory of rank 0 after it has joined.
+        - `idle_cpu`: the share of a core that rank 0 uses while all ranks are idle.
 
     Raises:
         RuntimeError: a rank has failed.
@@ -66,7 +73,9 @@ def measure(ranks: int, join: Callable[[int], tuple[Row, Callable[[], None]]], i
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4 * ranks + SPARE)), hard))
     gc.collect()
-    gc.freeze()  # Otherwise a garbage collection would copy the shared memory.
+    # So that a garbage collection in a rank does not write to the shared memory. A write would copy
+    # the memory.
+    gc.freeze()
     reports = []
     pids = []
     for rank in range(ranks):
@@ -114,7 +123,7 @@ def _rank(
     gates: list[Gate],
     report: int,
 ) -> None:
-    """Runs a rank; does not return."""
+    """Runs a rank in a forked process, and then ends the process."""
 
     def say(row: Row) -> None:
         os.write(report, json.dumps(row).encode() + b"\n")

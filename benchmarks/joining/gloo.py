@@ -1,4 +1,4 @@
-"""The start of Gloo's ranks by torch.distributed; run in a Python with torch."""
+"""Measures the start of Gloo's ranks. A Python interpreter with torch runs this program."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ from benchmarks.joining.forked import Row, measure
 
 
 def join(rank: int, ranks: int, port: int, timeout: float) -> tuple[Row, Callable[[], None]]:
-    """Starts one rank: connects to rank 0's store and to all ranks, and calls a barrier."""
+    """Connects one rank to the store of rank 0 and to all other ranks, and calls a barrier.
+
+    Returns:
+        The measurements, and a function that does nothing; see `forked.measure`.
+    """
     begin = time.monotonic()
     dist.init_process_group(
         "gloo",
@@ -30,7 +34,7 @@ def join(rank: int, ranks: int, port: int, timeout: float) -> tuple[Row, Callabl
 
 
 def main() -> None:
-    """Prints the figures for one number of ranks."""
+    """Measures one number of ranks, and prints the result as JSON."""
     ranks, idle, timeout = int(sys.argv[1]), float(sys.argv[3]), float(sys.argv[4])
     with socket.create_server(("127.0.0.1", 0)) as reserved:
         port = reserved.getsockname()[1]

@@ -1,5 +1,6 @@
-/* The start of one of Open MPI's ranks. Argument: a folder with a FIFO `go`, which its reader waits
- * for once it has made a file of its own. */
+/* Measures the start of Open MPI's ranks. The argument is a folder with a FIFO `go`. Each rank
+ * creates a file in the folder, to show that it has started. It then waits until the benchmark
+ * opens the FIFO. */
 #include <fcntl.h>
 #include <mpi.h>
 #include <stdio.h>
@@ -27,7 +28,7 @@ int main(int argc, char** argv) {
   snprintf(path, sizeof(path), "%s/%d", argv[1], (int)getpid());
   close(open(path, O_CREAT | O_WRONLY, 0600));
   snprintf(path, sizeof(path), "%s/go", argv[1]);
-  close(open(path, O_RDONLY));  /* until the parent opens it, too */
+  close(open(path, O_RDONLY));  /* Waits until the benchmark opens the FIFO, too. */
   double begin = monotonic(), cpu = cpu_seconds();
   MPI_Init(&argc, &argv);
   MPI_Barrier(MPI_COMM_WORLD);

@@ -1,4 +1,4 @@
-"""The start of tfdist's ranks, without TensorFlow; run by the benchmark."""
+"""Measures the start of tfdist's ranks, without TensorFlow. The benchmark runs this program."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _SECRET = "joining"
 
 
 class Sent:
-    """Counts the bytes that Python code sends on sockets of this process."""
+    """Counts the bytes that Python code of this process sends through sockets.
+
+    The constructor replaces the methods `send` and `sendall` of all sockets.
+    """
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -44,7 +47,18 @@ class Sent:
 def join(
     rank: int, addresses: list[str], ranks_per_host: int, timeout: float, core: ctypes.CDLL
 ) -> tuple[Row, Callable[[], None]]:
-    """Starts one rank; returns its measurements, and a function that shuts it down."""
+    """Connects one rank to all other ranks, creates a communicator, and calls a barrier.
+
+    Args:
+        rank: the rank.
+        addresses: the addresses of all ranks.
+        ranks_per_host: the number of consecutive ranks that tfdist treats as one host.
+        timeout: the timeout of the start, in seconds.
+        core: the library of the native core.
+
+    Returns:
+        The measurements, and a function that shuts the rank down; see `forked.measure`.
+    """
     sent = Sent() if rank == 0 else None
     config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
     options = Options(start_timeout=timeout, secret=_SECRET, host=f"host {rank // ranks_per_host}")
@@ -72,7 +86,7 @@ def join(
 
 
 def main() -> None:
-    """Prints the figures for one number of ranks."""
+    """Measures one number of ranks, and prints the result as JSON."""
     parser = argparse.ArgumentParser()
     parser.add_argument("ranks", type=int)
     parser.add_argument("ranks_per_host", type=int)

@@ -1,1 +1,1 @@
-"""The benchmark of observing: ways to watch training, the workers' processes, and the figures."""
+"""The benchmark of observing: the ways to watch training, the worker processes, the figures."""

@@ -1,25 +1,31 @@
-"""Measures how much longer training steps take if they are watched, in turns.
+"""Measures how much longer a training step takes if tfdist's monitoring watches it.
 
     python -m benchmarks.observing --workers=2 --models=mlp,gpt --json=observing.json
 
 The ways to watch:
 
-  none        the recorder is off, and its marks are left out of the step: for this benchmark only
-  none_again  the same again, which shows by how much equal steps differ
-  recorder    as tfdist always runs
-  throughput  with tfdist.callbacks.ThroughputLogger()
-  straggler   with tfdist.callbacks.StragglerMonitor(every=10)
-  timeline    the steps inside the window of a tfdist.callbacks.Timeline
-  metrics     with TFDIST_METRICS_PORT; the metrics are read once a second
-  all         all of these together, with a timeline outside its window
+  none        without the core's recorder, and without the operations in the graph that report to
+              it; this is possible only in this benchmark
+  none_again  the same once more, which shows how much two measurements of equal steps differ
+  recorder    with the recorder; this is the default of tfdist
+  throughput  with the recorder and tfdist.callbacks.ThroughputLogger()
+  straggler   with the recorder and tfdist.callbacks.StragglerMonitor(every=10)
+  timeline    with the recorder and tfdist.callbacks.Timeline; all timed steps are in its window
+  metrics     with the recorder and TFDIST_METRICS_PORT; the metrics are read once a second
+  all         all of these; the steps are not in the window of the Timeline
 
-One `fit` of the same worker processes takes some steps that are watched in one way, then in
-another, round after round. So a disturbance of the machine affects all ways alike, and differences
-of some percent between processes do not matter. The order is reversed in every other round. `none`
-is always measured. The step is traced twice, with the recorder's marks and without; both versions
-use the same weights. The meaningful figure is the ratio within the same round. On a machine with
-other work, it is the ratio of the quick steps (the 10th percentile of all steps), which excludes
-work that a callback does in few steps only.
+In each round, the workers take some steps with each way to watch. All steps of a worker belong to
+one call of `fit` in one process. So it does not matter that two processes may differ in speed by
+some percent. If the machine is busy with other work for a while, all ways to watch become slower by
+about the same factor. Therefore, compare two ways by the ratio of their times in the same round.
+Every other round has the reverse order. `none` is always measured, because the other ways are
+compared with it.
+
+The training step is traced twice, once with the operations that report to the recorder and once
+without. Both versions use the same weights.
+
+On a machine with other work, compare the quick steps: the 10th percentile of all steps. It does not
+show work that a callback does in few steps only.
 """
 
 from __future__ import annotations
@@ -39,7 +45,7 @@ from benchmarks.observing.watches import WATCHES
 from benchmarks.step_time.members import TeamError
 from benchmarks.step_time.models import MODELS
 
-MIN_STEPS = 10  # so that a StragglerMonitor compares in every round
+MIN_STEPS = 10  # So that the StragglerMonitor compares the workers in every round.
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("workers", 2, "number of workers", lower_bound=1)
@@ -48,7 +54,7 @@ flags.DEFINE_list("watch", list(WATCHES), f"any of {', '.join(WATCHES)}")
 flags.DEFINE_integer("starts", 2, "sets of processes", lower_bound=1)
 flags.DEFINE_integer("rounds", 10, "rounds with each set", lower_bound=2)
 flags.DEFINE_integer(
-    "steps", None, f"steps in a round; by default the model's own number, at least {MIN_STEPS}"
+    "steps", None, f"steps in a round; the default depends on the model, at least {MIN_STEPS}"
 )
 flags.DEFINE_string("json", None, "file to write the rows to")
 for name, known in (("models", MODELS), ("watch", WATCHES)):
@@ -58,7 +64,7 @@ for name, known in (("models", MODELS), ("watch", WATCHES)):
 
 
 def main(_: list[str]) -> None:
-    """Measures, prints a table for each model, and writes the rows."""
+    """Measures all ways to watch, prints a table for each model, and writes the rows."""
     watches = list(dict.fromkeys(["none", *FLAGS.watch]))
     missing: dict[str, str] = {}
     if scraped := [watch for watch in watches if WATCHES[watch].scraped]:
@@ -82,11 +88,12 @@ def main(_: list[str]) -> None:
 def measure(
     model: str, watches: list[str]
 ) -> tuple[dict[str, list[list[float]]], dict[str, float]]:
-    """Trains a model that is watched in all ways in turns.
+    """Trains a model with all ways to watch.
 
     Returns:
-        For each way to watch, the seconds of each step in each round, and the number of recorded
-        inputs and collectives per step.
+        Two dictionaries. Their keys are the ways to watch. The first one contains a list of the
+        rounds; a round is a list of the times of its steps in seconds. The second one contains the
+        number of inputs and collectives per step that the recorder has counted in the last round.
     """
     steps = FLAGS.steps or max(MIN_STEPS, MODELS[model].steps)
     metrics = any(WATCHES[watch].scraped for watch in watches)

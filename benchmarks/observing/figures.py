@@ -1,4 +1,4 @@
-"""Computes rows and tables from the times of the rounds."""
+"""Computes the rows of the table from the times of the rounds."""
 
 from __future__ import annotations
 
@@ -33,20 +33,28 @@ def make_rows(
     recorded: Mapping[str, float],
     missing: Mapping[str, str],
 ) -> list[dict[str, Any]]:
-    """Returns one row per way to watch.
+    """Returns one row for each way to watch.
 
     Args:
-        model: the model's name.
+        model: the name of the model.
         workers: the number of workers.
-        rounds: for each way to watch, including `none`, the seconds of each step in each round.
-        recorded: for each way to watch, the number of recorded inputs and collectives per step.
+        rounds: for each way to watch, a list of the rounds. A round is a list of the times of its
+            steps in seconds. The way `none` is required.
+        recorded: for each way to watch, the number of inputs and collectives per step that the
+            recorder has counted.
         missing: for each way to watch that could not run, the reason.
 
     Returns:
-        Rows with `step_ms` (the median) and its quartiles `low_ms` and `high_ms`, and `ratio`, the
-        median over the rounds of the time divided by that of `none`, and its quartiles. `quick_ms`
-        is the 10th percentile of all single steps, which other work on the machine disturbs least;
-        `quick_ratio` is its ratio to that of `none`.
+        The rows. If a way to watch could not run, its row contains the reason as `missing`. Other
+        rows contain `recorded` and:
+
+        - `step_ms`, `low_ms` and `high_ms`: the mean time of a step in a round, the median and the
+          quartiles over the rounds.
+        - `ratio`, `ratio_low` and `ratio_high`: this time divided by the time of `none` in the same
+          round, the median and the quartiles over the rounds.
+        - `quick_ms`: the 10th percentile of all steps. Other work on the machine affects these
+          steps least.
+        - `quick_ratio`: `quick_ms` divided by the `quick_ms` of `none`.
     """
     rows: list[dict[str, Any]] = []
     quick = {watch: quantiles(chain(*times), n=10)[0] for watch, times in rounds.items()}
@@ -65,5 +73,5 @@ def make_rows(
 
 
 def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Formats the rows in aligned columns; a row without figures shows the reason."""
+    """Formats the rows as a table. If a way to watch could not run, its row shows the reason."""
     return format_rows(rows, COLUMNS, format_cell)

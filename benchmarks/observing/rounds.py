@@ -1,4 +1,4 @@
-"""The callback with which a worker takes rounds of steps, each watched in the requested way."""
+"""A callback with which a worker takes steps on request, with the requested way to watch."""
 
 from __future__ import annotations
 
@@ -18,16 +18,20 @@ from tfdist._src.native.api import Activity
 
 
 class Rounds(keras.callbacks.Callback):  # type: ignore[misc]
-    """Executes orders, each of a way to watch and a number of steps.
+    """A callback that times steps with the way to watch that the driver requests.
 
-    The answer consists of the seconds of each step, and the number of inputs and collectives that
-    the recorder has counted in these steps. One `fit` of one model executes all orders. A step is
-    traced twice, with the recorder's marks and without. If consecutive orders have the same way to
-    watch, its callbacks continue.
+    A request of the driver consists of a way to watch and a number of steps. After this many steps,
+    the callback sends an answer, and waits for the next request. The answer consists of the time of
+    each step in seconds, and the number of inputs and collectives that the recorder has counted in
+    these steps.
+
+    All steps belong to one call of `fit`. The training step is traced twice, with and without the
+    operations that report to the recorder. If the next request has the same way to watch, the
+    callbacks of this way keep their state. Otherwise, they are created again.
 
     Args:
-        pipe: a `multiprocessing` connection to the driver.
-        folder: the folder for files.
+        pipe: the `multiprocessing` connection to the driver.
+        folder: the folder for the files of the callbacks.
     """
 
     def __init__(self, pipe: Any, folder: Path) -> None:
@@ -77,7 +81,7 @@ class Rounds(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def count() -> int:
-    """Returns the number of inputs and collectives that the recorder has counted."""
+    """Returns the number of inputs and collectives that the recorder has counted so far."""
     activity = Activity()
     native.load().library.tfd_get_activity(ctypes.byref(activity))
     return int(activity.steps) + sum(getattr(activity, kind) for kind in KINDS)

@@ -1,4 +1,4 @@
-"""The processes of one training, which are started once and take steps on request."""
+"""Starts the workers of a training run, which then take steps on request."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from benchmarks.observing.watches import WATCHES
 from benchmarks.step_time.members import Members
 from benchmarks.step_time.team import free_addresses
 
-INTERVAL = 1.0  # seconds between scrapes
+INTERVAL = 1.0  # Seconds between two requests for the metrics.
 
 
 class Team(Members):
-    """Workers of tfdist that sleep until steps are requested.
+    """Workers that sleep until the driver requests steps.
 
     Args:
         model: a key of `MODELS`.
-        workers: the number of processes; worker i runs on core i only, with one compute thread.
+        workers: the number of workers. Each has one core and one compute thread; see `take_place`.
         metrics: whether the workers serve metrics.
-        timeout: seconds to wait for an answer.
+        timeout: the maximum time to wait for an answer, in seconds.
     """
 
     def __init__(self, model: str, workers: int, metrics: bool, timeout: float = 180.0) -> None:
@@ -42,15 +42,16 @@ class Team(Members):
         )
 
     def steps(self, watch: str, count: int) -> tuple[list[float], int]:
-        """Takes steps on all workers concurrently, after one step that is not timed.
+        """Takes one step without timing it, and then times steps, on all workers concurrently.
 
         Args:
-            watch: a key of `WATCHES`.
-            count: the number of steps.
+            watch: the way to watch, a key of `WATCHES`.
+            count: the number of timed steps.
 
         Returns:
-            The seconds of each step on the worker with the longest total time, and the count of the
-            first worker's recorder.
+            The time of each step in seconds, on the worker with the longest total time; and the
+            number of inputs and collectives that the first worker's recorder has counted in these
+            steps.
 
         Raises:
             TeamError: a worker failed or did not answer.
@@ -61,13 +62,16 @@ class Team(Members):
         return max((times for times, _ in answers), key=sum), answers[0][1]
 
     def stop(self) -> None:
-        """Stops the processes, and removes their files."""
+        """Stops the workers, and removes their files."""
         super().stop()
         self._folder.cleanup()
 
     @contextlib.contextmanager
     def _scraping(self) -> Iterator[None]:
-        """Reads all workers' metrics immediately, and then once a second, in this context."""
+        """Requests the metrics of all workers once a second until the context exits.
+
+        The first requests are sent immediately.
+        """
         done = threading.Event()
 
         def scrape() -> None:
@@ -88,7 +92,7 @@ class Team(Members):
 
 
 def free_port(count: int) -> int:
-    """Returns the first of `count` consecutive free ports of this machine."""
+    """Finds `count` free ports with consecutive numbers, and returns the first one."""
     while True:
         with contextlib.ExitStack() as sockets, contextlib.suppress(OSError):
             first = 0

@@ -1,4 +1,4 @@
-"""The callbacks and contexts of each way to watch a worker."""
+"""Implements each way to watch training: its callbacks, and a context in which the steps run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,11 @@ Callbacks = Sequence[keras.callbacks.Callback]
 
 @contextlib.contextmanager
 def unrecorded() -> Iterator[None]:
-    """Turns off the recorder; steps that are traced in this context have no marks for it."""
+    """Turns off the core's recorder in this context.
+
+    The graphs of steps that are traced in this context have no operations that report to the
+    recorder.
+    """
     core = native.load().library
     with (
         mock.patch.object(native, "has_ops", lambda: False),
@@ -38,7 +42,7 @@ def unrecorded() -> Iterator[None]:
 
 @contextlib.contextmanager
 def running(model: keras.Model, callbacks: Callbacks) -> Iterator[None]:
-    """Calls the methods of callbacks for the begin and the end of training around this context."""
+    """Calls the methods `on_train_begin` and `on_train_end` of callbacks around this context."""
     for callback in callbacks:
         callback.set_model(model)
         callback.on_train_begin()
@@ -50,20 +54,27 @@ def running(model: keras.Model, callbacks: Callbacks) -> Iterator[None]:
 
 @contextlib.contextmanager
 def timing_steps() -> Iterator[None]:
-    """Makes the metrics count the durations of steps, as every `fit` does if they are served."""
+    """Records the durations of steps for the metrics in this context.
+
+    `fit` does this in every training run with `TFDIST_METRICS_PORT`.
+    """
     record.epoch_begins()
     yield
     record.fit_ends()
 
 
 def make(watch: str, folder: Path) -> tuple[Callbacks, Callable[[], AbstractContextManager[Any]]]:
-    """Returns the callbacks of a way to watch, and a function that returns a context for its steps.
+    """Creates the callbacks of a way to watch.
 
     Args:
         watch: a key of `WATCHES`.
-        folder: the folder for the timeline.
+        folder: the folder for the file of the `Timeline`.
+
+    Returns:
+        The callbacks, and a function that returns the context manager in which the steps run.
     """
-    # The window of `timeline` never ends, so that steps in the window are timed, but not writing.
+    # The window of `timeline` never ends. So the timed steps are in the window, and the measured
+    # time does not include the time to write the file. The window of `outside` never begins.
     timeline, outside = (
         Timeline(folder / "trace.json", (first, NEVER + 1)) for first in (1, NEVER)
     )

@@ -1,4 +1,4 @@
-"""The ways to watch a training that are compared."""
+"""The ways to watch training that the benchmark compares."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Watch:
-    """A way to watch; its callbacks are in `watchers`.
+    """A way to watch training. The function `watchers.make` creates its callbacks.
 
     Attributes:
-        recorded: whether the recorder is on, as always outside of this benchmark.
-        scraped: whether the metrics are scraped once a second.
+        recorded: whether the core's recorder is on. Outside of this benchmark, it is always on.
+        scraped: whether the driver requests the metrics of all workers once a second.
     """
 
     recorded: bool = True

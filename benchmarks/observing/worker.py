@@ -1,4 +1,4 @@
-"""A worker's process: sets the variables that tfdist reads at import, and then trains."""
+"""The program of a worker: configures its process, imports the framework, and then trains."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from benchmarks.step_time.serving import serve
 def work(
     pipe: Connection, model: str, rank: int, addresses: list[str], metrics_port: int, folder: str
 ) -> None:
-    """Trains until the driver is gone.
+    """Trains until the driver closes the pipe.
 
     Args:
         pipe: the pipe to the driver.
         model: a key of `MODELS`.
-        rank: the rank of this worker, which is also the number of its core.
+        rank: the rank of this worker. It also selects the worker's core.
         addresses: the addresses of all workers; empty for a single worker.
-        metrics_port: the metrics port of the first worker; 0 for no metrics.
-        folder: the folder for files.
+        metrics_port: the port at which the first worker serves metrics; 0 for no metrics. Worker i
+            uses the port `metrics_port + i`.
+        folder: the folder for the files of the callbacks.
     """
     take_place(rank, addresses)
     if metrics_port:

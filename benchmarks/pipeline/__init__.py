@@ -1,1 +1,1 @@
-"""The benchmark of pipelines: processes that train in stages, and the figures of their steps."""
+"""The benchmark of pipeline parallelism: its backends, worker processes, and figures."""

@@ -1,10 +1,12 @@
-"""Compares the training steps of a model in stages with one process, torch and the simulator.
+"""Measures pipeline parallelism: the time of a training step of a model in stages.
 
     python -m benchmarks.pipeline --stages=2 --microbatches=8 \\
         --schedules=gpipe,1f1b,zb_h1,zbv --json=pipeline.json
     python -m benchmarks.pipeline --padded --stages=4 --microbatches=8
 
-The model is a GPT of eight blocks, 256 wide, over 128 characters, in batches of 32. The backends:
+The benchmark compares this time to the time of one process, of torch's pipelines, and of tfdist's
+simulator. The model is a GPT with eight blocks and width 256 for sequences of 128 characters. A
+batch has 32 rows. The backends:
 
   tfdist        fit under tfdist.PipelineStrategy, with one or two stages on each worker
   torch         torch.distributed.pipelining over gloo; pip install torch==2.13.0
@@ -13,15 +15,17 @@ The model is a GPT of eight blocks, 256 wide, over 128 characters, in batches of
   tfdist_xla    with --jit: tfdist with jit_compile=True
   single_xla    with --jit: single with jit_compile=True
 
-Every worker has one thread and, if there are enough cores, its own core. The processes of all
-backends are started first, and then sleep. In each round, each backend takes some steps while all
-others sleep. So a disturbance of the machine affects all backends alike, and the meaningful figure
-is the ratio within the same round.
+Every worker has one thread, and a separate core if there are enough cores. The benchmark first
+starts the processes of all backends, which then sleep. In each round, each backend takes some steps
+while all other backends sleep. If the machine is busy with other work for a while, all backends
+become slower by about the same factor. Therefore, compare two backends by the ratio of their times
+in the same round.
 
-With --padded, the stages wait instead of computing, all for the same time: --pass_ms for the
-forward pass of a microbatch through all stages of a worker, and also for each half of the backward
-pass. So there can be more workers than cores, and the time of a step beyond the simulator's time is
-tfdist's overhead. With --pass_ms=0, only this overhead remains.
+With --padded, the stages wait instead of computing, so there can be more workers than cores. A pass
+of a microbatch through all stages of a worker takes --pass_ms. There are three passes: the forward
+pass and the two halves of the backward pass, which compute the input gradients and the weight
+gradients. The simulator predicts the time of a step without overhead. The difference to the
+measured time is tfdist's overhead. With --pass_ms=0, the measured time consists only of overhead.
 """
 
 from __future__ import annotations
@@ -44,23 +48,23 @@ from tfdist._src.pipeline.schedules import SCHEDULES
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("stages", ["2"], "numbers of workers; some schedules have two stages on each")
-flags.DEFINE_list("microbatches", ["8"], "into how many parts a batch is cut")
+flags.DEFINE_list("microbatches", ["8"], "numbers of microbatches per batch")
 flags.DEFINE_list("schedules", ["gpipe", "1f1b", "zb_h1", "zbv"], f"any of {', '.join(SCHEDULES)}")
 flags.DEFINE_list(
     "backends",
     [name for name, backend in BACKENDS.items() if not backend.compiled],
     f"any of {', '.join(BACKENDS)}",
 )
-flags.DEFINE_bool("jit", False, "also Keras's backends with jit_compile=True")
-flags.DEFINE_enum("model", "gpt", list(WORKLOADS), "`tiny` is soon done")
-flags.DEFINE_bool("padded", False, "stages that wait; takes the backend tfdist alone")
-flags.DEFINE_float("pass_ms", 50.0, "how long padded stages wait", lower_bound=0)
+flags.DEFINE_bool("jit", False, "also measure the Keras backends with jit_compile=True")
+flags.DEFINE_enum("model", "gpt", list(WORKLOADS), "the model; tiny is for tests")
+flags.DEFINE_bool("padded", False, "stages that wait instead of computing; only for tfdist")
+flags.DEFINE_float("pass_ms", 50.0, "milliseconds of a pass with --padded", lower_bound=0)
 flags.DEFINE_integer("starts", 2, "sets of processes", lower_bound=1)
 flags.DEFINE_integer("rounds", 5, "rounds with each set", lower_bound=2)
 flags.DEFINE_integer("steps", 2, "steps in a round", lower_bound=1)
 flags.DEFINE_string("torch_python", sys.executable, "a Python that has torch")
 flags.DEFINE_string("json", None, "file to write the rows to")
-flags.DEFINE_string("png", None, "folder for pictures of what tfdist ran; takes matplotlib")
+flags.DEFINE_string("png", None, "folder for pictures of tfdist's timelines; requires matplotlib")
 
 
 def are_counts(counts: list[str]) -> bool:
@@ -77,7 +81,7 @@ for name, known in (("schedules", SCHEDULES), ("backends", BACKENDS)):
 
 
 def main(_: list[str]) -> None:
-    """Measures, prints a table for each number of workers, and writes the rows."""
+    """Measures all backends, prints a table for each number of workers, and writes the rows."""
     rows = []
     for stages in map(int, FLAGS.stages):
         run = Run(stages)
@@ -92,7 +96,7 @@ def main(_: list[str]) -> None:
 
 
 class Run:
-    """The measurement with one number of workers.
+    """The measurement of all backends and schedules with one number of workers.
 
     Args:
         stages: the number of workers of each pipeline.
@@ -117,7 +121,11 @@ class Run:
         self._first: dict[Entry, float] = {}
 
     def measure(self, start: int) -> None:
-        """Starts processes, and times rounds of steps."""
+        """Starts a set of processes, measures several rounds, and stops the processes.
+
+        Args:
+            start: the number of this set of processes, starting from 0.
+        """
         teams: dict[str, Team] = {}
         order = self._left()
         order = order[start % len(order) :] + order[: start % len(order)]
@@ -142,7 +150,7 @@ class Run:
         print(f"{self._stages} workers, set {start + 1} done", file=sys.stderr)
 
     def rows(self) -> list[dict[str, object]]:
-        """Returns the measured rows."""
+        """Computes the rows of the table from all measurements so far."""
         times = {entry: self._times[entry] for entry in self._left()}
         return make_rows(self._stages, times, self._missing, self._simulated, self._first)
 
@@ -166,7 +174,10 @@ class Run:
 
     @contextlib.contextmanager
     def _noting(self, entry: Entry) -> Iterator[None]:
-        """Records why an entry fails; all entries of its backend, which share processes, fail."""
+        """Catches the failure of an entry, and records the reason.
+
+        All entries of a backend share its processes, so the other entries of the backend fail, too.
+        """
         try:
             yield
         except (MissingError, TeamError) as error:

@@ -1,4 +1,4 @@
-"""The backends to compare, and the backends that each is compared with."""
+"""The backends that the benchmark compares, and the lines of its table."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Backend:
-    """A way to train; its trainer is in the module `<framework>_trainer`.
+    """A way to train. The class that trains is `Trainer` in the module `<framework>_trainer`.
 
     Attributes:
         framework: the framework of the model, `"keras"` or `"torch"`.
-        in_stages: whether it is a pipeline; otherwise, one process has the whole model.
-        alone: the backend with one process of the same framework.
-        peer: the backend with a pipeline of the other framework, or "".
+        in_stages: whether the backend is a pipeline. If it is not, one process trains the whole
+            model.
+        alone: the backend that trains the same model in one process, with the same framework.
+        peer: for Keras pipelines, the backend that is a pipeline in torch. For other backends, "".
         compiled: whether XLA compiles the model.
     """
 
@@ -41,17 +42,17 @@ TORCH_SCHEDULES = (
     "zbv",
     "dualpipev",
 )
-WHOLE = "whole"  # The schedule of backends that are no pipeline.
+WHOLE = "whole"  # The value of `Entry.schedule` for backends that are not pipelines.
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One line of the table.
+    """The description of one line of the table.
 
     Attributes:
         backend: a key of `BACKENDS`.
-        schedule: the name of the schedule, or `WHOLE`.
-        microbatches: the number of microbatches; 1 if the batch is not divided.
+        schedule: the name of the schedule, or `WHOLE` if the backend is not a pipeline.
+        microbatches: the number of microbatches; 1 if the backend is not a pipeline.
     """
 
     backend: str
@@ -60,7 +61,11 @@ class Entry:
 
 
 def entries(backends: list[str], schedules: list[str], microbatches: list[int]) -> list[Entry]:
-    """Returns the entries to measure."""
+    """Returns the entries to measure.
+
+    A backend that is a pipeline has an entry for each schedule and each number of microbatches.
+    Other backends have one entry.
+    """
     found = []
     for backend in backends:
         if BACKENDS[backend].in_stages:

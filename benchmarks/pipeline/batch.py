@@ -1,4 +1,4 @@
-"""The sizes of the models, and of the batch of each step."""
+"""The sizes of the models and of their batches."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """A GPT and its batch.
+    """The sizes of a GPT and of its batch.
 
     Attributes:
-        blocks: the number of blocks, each with attention and a hidden layer.
-        width: the number of values per character between the blocks.
+        blocks: the number of transformer blocks. Each consists of attention and a hidden layer.
+        width: the number of values per character between two blocks.
         length: the number of characters in a row.
         rows: the number of rows in a batch.
         vocabulary: the number of different characters.

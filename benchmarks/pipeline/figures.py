@@ -1,4 +1,4 @@
-"""Computes rows and tables from the times of the rounds."""
+"""Computes the rows of the table from the times of the rounds."""
 
 from __future__ import annotations
 
@@ -44,22 +44,35 @@ def make_rows(
     simulated: Mapping[Entry, float],
     first: Mapping[Entry, float],
 ) -> list[dict[str, Any]]:
-    """Returns one row per entry.
+    """Returns one row for each entry.
 
     Args:
         stages: the number of workers of the pipelines.
-        rounds: for each entry, its seconds per step in each round.
+        rounds: for each entry, the seconds per step in each round.
         missing: for each entry that could not run, the reason.
-        simulated: seconds per step, by the simulator.
-        first: seconds to build the model and take the first step.
+        simulated: for each simulated entry, the seconds per step that the simulator predicts.
+        first: for each entry, the time to build the model and take the first step, in seconds.
 
     Returns:
-        Rows with `step_ms` (the median) and its quartiles `low_ms` and `high_ms`; `simulated_ms`,
-        the simulator's time; and `overhead_us`, the rest of the step's time per action of a worker.
-        If one process of the same framework ran, `speedup` over it, and its `limit`: the number of
-        workers times the share of the time without bubbles, if F, I and W take equally long. If
-        torch ran the same schedule, `ratio`. Ratios are computed in each round; the rows contain
-        the median over the rounds and its quartiles.
+        The rows. The row of an entry that could not run contains the reason as `missing`. Other
+        rows contain:
+
+        - `step_ms`, `low_ms` and `high_ms`: the time of a step, the median and the quartiles over
+          the rounds.
+        - `first_s`: the time to build the model and take the first step.
+        - `simulated_ms`: the time of a step that the simulator predicts.
+        - `to_simulated`: the measured time divided by the predicted time.
+        - `overhead_us`: the difference between the measured and the predicted time, divided by the
+          number of actions of a worker.
+        - `speedup`: the time of one process divided by the time of the pipeline, if one process of
+          the same framework was measured.
+        - `limit`: the speed-up that the schedule allows; see the function `limit`.
+        - `share`: `speedup` divided by `limit`.
+        - `ratio`: the time divided by torch's time, if torch's pipeline was measured with the same
+          schedule.
+
+        `speedup` and `ratio` are computed in each round. The rows contain their medians and
+        quartiles over the rounds.
     """
     rows: list[dict[str, Any]] = []
     for entry, times in rounds.items():
@@ -90,17 +103,22 @@ def make_rows(
 
 
 def limit(entry: Entry, stages: int) -> float:
-    """Returns the speed-up of a schedule without overhead, if F, I and W take equally long."""
+    """Returns the speed-up of a pipeline over one process that its schedule allows.
+
+    The speed-up is less than the number of workers because of the bubbles in the schedule. This
+    function assumes that there is no overhead, and that the passes F (forward), I (input gradients)
+    and W (weight gradients) take the same time.
+    """
     return stages * (1 - simulate(make_schedule(entry.schedule, stages, entry.microbatches)).bubble)
 
 
 def actions(entry: Entry, stages: int) -> int:
-    """Returns the largest number of actions of a worker in a schedule."""
+    """Returns the number of actions of the worker that has the most actions in a schedule."""
     return max(map(len, make_schedule(entry.schedule, stages, entry.microbatches).actions))
 
 
 def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Formats the rows in aligned columns; a row without figures shows the reason."""
+    """Formats the rows as a table. If an entry could not run, its row shows the reason."""
     used = {name for row in rows for name in row}
     return format_rows(rows, {k: v for k, v in COLUMNS.items() if k in used}, _cell)
 

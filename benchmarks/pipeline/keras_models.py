@@ -1,4 +1,4 @@
-"""The models in Keras, not compiled."""
+"""The models in Keras. They are not compiled yet."""
 
 from __future__ import annotations
 
@@ -25,13 +25,15 @@ def gpt(size: Workload) -> keras.Model:
 
 
 def padded(stages: int, seconds: float) -> keras.Model:
-    """Returns a model with stages that only wait, all for the same time.
+    """Returns a model with stages that wait instead of computing.
 
-    The model begins with a weight, so that the first stage also computes its input gradient.
+    All stages wait for the same time. The model begins with a dense layer. Because of its weights,
+    the first stage also computes an input gradient, and so waits as often as the other stages.
 
     Args:
-        stages: the number of stages; their last layers are `wait_0`, `wait_1`, ...
-        seconds: the wait of each of a stage's three passes.
+        stages: the number of stages. The names of their last layers are `wait_0`, `wait_1` and so
+            on.
+        seconds: the time of each of the three passes through a stage.
     """
     waits = [Wait(seconds, name=f"wait_{i}") for i in range(stages)]
     return keras.Sequential([keras.Input([1]), keras.layers.Dense(1), *waits])

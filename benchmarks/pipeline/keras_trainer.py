@@ -1,4 +1,4 @@
-"""Trains in Keras: in stages with tfdist, or in one process."""
+"""Trains Keras models, in a pipeline with tfdist or in one process."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from benchmarks.pipeline.keras_models import gpt, padded
 
 
 class Trainer:
-    """Trains models with `fit`, one for each schedule and number of microbatches.
+    """Trains models with `fit`. There is one model for each schedule and number of microbatches.
 
     Args:
-        addresses: the addresses of the pipeline's workers; empty for one process.
+        addresses: the addresses of the workers of the pipeline; empty for one process.
         rank: the rank of this worker.
-        model: a key of `WORKLOADS`; not used if `pass_seconds` is given.
-        pass_seconds: for models that only wait, the seconds of the forward pass of a microbatch
-            through all stages of a worker, and of each half of the backward pass; None for a real
-            model.
+        model: a key of `WORKLOADS`. If `pass_seconds` is set, it determines only the number of
+            rows.
+        pass_seconds: None for a real model. Otherwise, the stages of the model wait instead of
+            computing, and this is the time of a pass of a microbatch through all stages of a
+            worker. The passes are the forward pass and the two halves of the backward pass.
         jit: whether XLA compiles the models.
     """
 
@@ -45,19 +46,23 @@ class Trainer:
         self._data = endless(*(_columns(self._size) if waits else _characters(self._size)))
 
     def begin(self) -> None:
-        """Does nothing; the answer to the driver shows that the framework is imported."""
+        """Does nothing. The answer to this request shows that the framework is imported."""
 
     def steps(self, schedule: str, microbatches: int, count: int) -> float:
-        """Takes steps; returns their total seconds."""
+        """Takes steps, and returns their total time in seconds."""
         watch = Stopwatch(count)
         model = self._model(schedule, microbatches)
         model.fit(self._data, steps_per_epoch=count, verbose=0, callbacks=[watch])
         return watch.seconds
 
     def timeline(self, schedule: str, microbatches: int) -> list[list[tuple[float, float]]]:
-        """Returns start and end of each action of a step, for each rank in the rank's order."""
+        """Takes a step, and returns the start and the end of each action in seconds.
+
+        The result contains a list for each rank. Each list is in the order in which the rank
+        executes its actions.
+        """
         batch = next(iter(self._data))
-        for _ in range(2):  # The first step traces.
+        for _ in range(2):  # The first step includes tracing, so the second one is returned.
             timeline = self._model(schedule, microbatches).timeline_on_batch(*batch)
         return [[(span.start, span.end) for span in own] for own in timeline.spans]
 
@@ -93,10 +98,10 @@ class Trainer:
 
 
 class Stopwatch(keras.callbacks.Callback):  # type: ignore[misc]
-    """Times the steps of an epoch, from the beginning of the first to the end of the last.
+    """Times an epoch from the start of its first step to the end of its last step.
 
     Args:
-        count: the number of steps.
+        count: the number of steps in the epoch.
     """
 
     def __init__(self, count: int) -> None:
@@ -105,19 +110,19 @@ class Stopwatch(keras.callbacks.Callback):  # type: ignore[misc]
         self.seconds = 0.0
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Starts at the first step."""
+        """Starts the clock at the first step."""
         if batch == 0:
             self._start = time.perf_counter()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Stops at the last step."""
+        """Stops the clock at the end of the last step."""
         if batch == self._last:
             float(logs["loss"])
             self.seconds = time.perf_counter() - self._start
 
 
 def endless(x: np.ndarray, y: np.ndarray) -> tf.data.Dataset:
-    """Returns a dataset that repeats one batch forever, and takes almost no time to read."""
+    """Returns a dataset that repeats one batch forever. Reading it takes almost no time."""
     return tf.data.Dataset.from_tensors((x, y)).repeat()
 
 

@@ -1,4 +1,4 @@
-"""A worker of the memory benchmark: takes a few steps, and answers with its peak memory."""
+"""The program of a worker of `pipeline_memory`: takes a few steps, and sends its peak memory."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ MIB = 2**20
 def work(
     pipe: Connection, rank: int, addresses: list[str], size: dict[str, int], **order: Any
 ) -> None:
-    """Measures on each request.
+    """Trains on each request of the driver, and sends the needed memory and the peak.
 
     Args:
         pipe: the pipe to the driver.
         rank: the rank of this worker.
-        addresses: the addresses of all workers; empty for one process with the layers of one
-            worker.
-        size: the number of layers, their width, and so on.
-        order: further arguments of `train`.
+        addresses: the addresses of all workers; empty for training in one process.
+        size: the argument `size` of `train`.
+        order: the other arguments of `train`.
     """
     take_place(rank, addresses)
     while True:
         pipe.recv()
-        # A small model first allocates the memory that a process needs once.
+        # Training a small model first allocates the memory that a process needs for any model.
         train({**size, "width": TINY}, **order)
         gc.collect()
         before = resident("VmRSS")
@@ -43,15 +42,15 @@ def work(
 
 
 def train(size: dict[str, int], schedule: str, optimizer: str) -> Any:
-    """Takes some steps.
+    """Creates a model, and takes some steps.
 
     Args:
-        size: the number of layers, their width, and so on.
-        schedule: the name of a schedule, or `single` for one process without a pipeline.
+        size: the values of the flags `stages`, `layers`, `width`, `rows` and `microbatches`.
+        schedule: the name of a schedule, or `single` for training in one process.
         optimizer: the name of a Keras optimizer.
 
     Returns:
-        The model. Its variables are those that this process holds.
+        The model. In a pipeline, it contains only the variables of this worker's stages.
     """
     import numpy as np
     import tensorflow as tf
@@ -73,7 +72,7 @@ def train(size: dict[str, int], schedule: str, optimizer: str) -> Any:
 
 
 def chain(width: int, layers: int) -> Any:
-    """Returns a model of equal layers; almost all of its memory is weights."""
+    """Returns a model that is a chain of dense layers with equal sizes and without biases."""
     import keras
 
     dense = [keras.layers.Dense(width, use_bias=False) for _ in range(layers)]
@@ -81,7 +80,11 @@ def chain(width: int, layers: int) -> Any:
 
 
 def resident(name: str) -> int:
-    """Returns this process's resident bytes, currently (`VmRSS`) or at the peak (`VmHWM`)."""
+    """Returns the size of this process's resident memory in bytes.
+
+    Args:
+        name: `VmRSS` for the current size, or `VmHWM` for the maximum size so far.
+    """
     lines = Path("/proc/self/status").read_text().splitlines()
     kib = next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
     return kib * 2**10

@@ -1,4 +1,4 @@
-"""Simulates schedules with measured or given durations of the passes."""
+"""Simulates the schedules of pipelines, to predict the time of a step without overhead."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tfdist._src.pipeline.simulation import Span, Timeline, draw, simulate
 
 
 def measured(entry: Entry, stages: int, times: Times) -> Timeline:
-    """Returns the measured timeline of a pipeline."""
+    """Converts the measured times of a pipeline's actions to a timeline of its schedule."""
     schedule = make_schedule(entry.schedule, stages, entry.microbatches)
     spans = (
         tuple(Span(action, *span) for action, span in zip(actions, own, strict=True))
@@ -22,19 +22,22 @@ def measured(entry: Entry, stages: int, times: Times) -> Timeline:
 
 
 def resimulated(timeline: Timeline) -> Timeline:
-    """Simulates the same schedule with the measured medians of its passes."""
+    """Simulates the schedule of a measured timeline, with the measured durations of its passes.
+
+    The duration of each kind of pass is the median over the passes in the timeline.
+    """
     return simulate(timeline.schedule, timeline.costs())
 
 
 def padded(entry: Entry, stages: int, pass_ms: float) -> Timeline:
-    """Simulates a schedule of stages that wait."""
+    """Simulates a schedule for stages that wait instead of computing; see `--padded`."""
     seconds = pass_ms / 1e3
     schedule = make_schedule(entry.schedule, stages, entry.microbatches)
     return simulate(schedule, Costs(seconds, seconds, seconds))
 
 
 def picture(timeline: Timeline, entry: Entry, folder: str) -> None:
-    """Draws a timeline, to a file in a folder."""
+    """Draws a timeline, and writes the picture to a file in a folder."""
     os.makedirs(folder, exist_ok=True)
     ranks = len(timeline.spans)
     name = f"{entry.schedule}_{ranks}x{entry.microbatches}.png"

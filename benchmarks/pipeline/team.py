@@ -1,4 +1,4 @@
-"""The processes of one backend, which are started once and take steps on request."""
+"""Starts the workers of one backend, which then take steps on request."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Times = list[list[tuple[float, float]]]
 
 
 class Team(Members):
-    """Workers of one backend that sleep between requests; each has one core and one thread.
+    """The workers of one backend, which sleep between requests.
 
     Args:
         backend: a key of `BACKENDS`.
-        workers: the number of processes.
+        workers: the number of workers of a pipeline. Other backends have one worker.
         model: a key of `WORKLOADS`.
         pass_seconds: see `keras_trainer.Trainer`.
-        torch_python: a Python that has torch, for backends that need it.
-        timeout: seconds to wait for an answer.
+        torch_python: the Python interpreter for backends that use torch.
+        timeout: the maximum time to wait for an answer, in seconds.
 
     Raises:
         MissingError: the backend cannot run here.
@@ -63,7 +63,10 @@ class Team(Members):
             raise
 
     def steps(self, entry: Entry, count: int) -> float:
-        """Takes steps on all workers concurrently; returns the seconds of the slowest.
+        """Takes steps on all workers concurrently.
+
+        Returns:
+            The total time of the steps on the slowest worker, in seconds.
 
         Raises:
             TeamError: a worker failed or did not answer.
@@ -71,7 +74,7 @@ class Team(Members):
         return max(self.ask(("steps", (entry.schedule, entry.microbatches, count))))
 
     def first_step(self, entry: Entry) -> float:
-        """Builds a model and takes a step; returns the total seconds.
+        """Builds the model of an entry, takes a step, and returns the total time in seconds.
 
         Raises:
             TeamError: a worker failed or did not answer.
@@ -81,7 +84,10 @@ class Team(Members):
         return time.perf_counter() - start
 
     def timeline(self, entry: Entry) -> Times:
-        """Returns start and end of each action of a step, for each rank in the rank's order.
+        """Takes a step, and returns the start and the end of each action in seconds.
+
+        The result contains a list for each rank. Each list is in the order in which the rank
+        executes its actions.
 
         Raises:
             TeamError: a worker failed or did not answer.

@@ -1,4 +1,4 @@
-"""The GPT of `keras_models` in torch, with the same layers, whole or in stages."""
+"""The stages of a GPT in torch. It has the same layers as the GPT of `keras_models`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,14 @@ class Embed(nn.Module):
 
 
 def stage(size: Workload, index: int, stages: int) -> nn.Module:
-    """Returns one of the stages; all stages have the same number of blocks.
+    """Returns one stage of the model. All stages have the same number of blocks.
+
+    If there is only one stage, it is the whole model.
+
+    Args:
+        size: the sizes of the model.
+        index: the index of the stage.
+        stages: the number of stages.
 
     Raises:
         ValueError: the number of blocks is not a multiple of the number of stages.

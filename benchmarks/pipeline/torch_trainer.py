@@ -1,4 +1,4 @@
-"""Trains in torch: in stages with `torch.distributed.pipelining`, or in one process."""
+"""Trains torch models, in a pipeline with `torch.distributed.pipelining` or in one process."""
 
 from __future__ import annotations
 
@@ -16,17 +16,23 @@ from benchmarks.pipeline.torch_models import stage
 
 
 def one(rank: int, ranks: int) -> list[int]:
-    """Returns the stage of a rank, if each rank has one stage."""
+    """Returns the index of the stage of a rank in a schedule with one stage on each rank."""
     return [rank]
 
 
 def loop(rank: int, ranks: int) -> list[int]:
-    """Returns the two stages of a rank; first and second stages are in the order of the ranks."""
+    """Returns the indices of the two stages of a rank in a schedule with a looped placement.
+
+    A microbatch passes all ranks in order, and then all ranks in the same order again.
+    """
     return [rank, rank + ranks]
 
 
 def there_and_back(rank: int, ranks: int) -> list[int]:
-    """Returns the two stages of a rank; second stages are in the reverse order of the ranks."""
+    """Returns the indices of the two stages of a rank in a schedule with a V-shaped placement.
+
+    A microbatch passes all ranks in order, and then all ranks in the reverse order.
+    """
     return [rank, 2 * ranks - 1 - rank]
 
 
@@ -42,13 +48,13 @@ SCHEDULES = {
 
 
 class Trainer:
-    """Trains models with SGD, one for each schedule and number of microbatches.
+    """Trains models with SGD. There is one model for each schedule and number of microbatches.
 
     Args:
-        addresses: the addresses of the pipeline's workers; empty for one process.
+        addresses: the addresses of the workers of the pipeline; empty for one process.
         rank: the rank of this worker.
         model: a key of `WORKLOADS`.
-        pass_seconds: must be None.
+        pass_seconds: must be None, because this class does not support stages that wait.
     """
 
     def __init__(
@@ -68,10 +74,10 @@ class Trainer:
         self._models: dict[tuple[str, int], Callable[[], None]] = {}
 
     def begin(self) -> None:
-        """Does nothing; the answer to the driver shows that the framework is imported."""
+        """Does nothing. The answer to this request shows that the framework is imported."""
 
     def steps(self, schedule: str, microbatches: int, count: int) -> float:
-        """Takes steps; returns their total seconds."""
+        """Takes steps, and returns their total time in seconds."""
         key = (schedule, microbatches)
         if key not in self._models:
             make = self._whole if schedule == WHOLE else self._in_stages
@@ -123,5 +129,5 @@ class Trainer:
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Returns the mean cross-entropy over rows and characters."""
+    """Returns the mean cross-entropy over all characters of all rows."""
     return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())

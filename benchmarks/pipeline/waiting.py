@@ -1,4 +1,4 @@
-"""A layer that waits in its passes instead of computing, so that many stages share few cores."""
+"""A layer that waits instead of computing, so that many stages can share few cores."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import tensorflow as tf
 
 
 class Wait(keras.layers.Layer):  # type: ignore[misc]
-    """Multiplies by a weight and waits, in each of its three passes.
+    """A layer that multiplies its input by a scalar weight, and then waits.
+
+    The layer waits three times in a step: in the forward pass, when it computes the input gradient,
+    and when it computes the weight gradient.
 
     Args:
-        seconds: the wait of each pass: the forward pass, the input gradient and the weight
-            gradient.
+        seconds: the duration of each of these three waits.
         **kwargs: arguments of `keras.layers.Layer`.
     """
 
@@ -28,14 +30,15 @@ class Wait(keras.layers.Layer):  # type: ignore[misc]
         self.weight = self.add_weight(shape=[1], initializer="ones")
 
     def call(self, x: Any) -> Any:
-        """Maps `[rows, 1]` to `[rows, 1]`."""
+        """Multiplies a tensor of shape `[rows, 1]` by the weight."""
         seconds = self.seconds
 
         @tf.custom_gradient  # type: ignore[untyped-decorator]
         def multiply(x: Any, weight: Any) -> Any:
             def gradient(upstream: Any) -> Any:
                 of_input = wait(upstream * weight, seconds)
-                with tf.control_dependencies([of_input]):  # One after the other, as on one core.
+                # The two waits must not overlap, because on one core, computations do not overlap.
+                with tf.control_dependencies([of_input]):
                     of_weight = wait(upstream * x, seconds)
                 return of_input, tf.reshape(tf.reduce_sum(of_weight), [1])
 
@@ -45,10 +48,11 @@ class Wait(keras.layers.Layer):  # type: ignore[misc]
 
 
 class _Clock:
-    """Sleeps for the requested time on average: after a late end, the next sleep is shorter.
+    """Sleeps for the requested time on average.
 
-    Compensates at most a twentieth of the requested time. So a long delay, as on a busy machine, is
-    not compensated.
+    A sleep usually takes longer than requested. The clock makes the next sleep shorter by the same
+    time, but by at most a twentieth of the requested time. So it does not compensate long delays,
+    such as delays on a busy machine.
     """
 
     def __init__(self) -> None:
@@ -65,7 +69,7 @@ _clock = _Clock()
 
 
 def wait(x: tf.Tensor, seconds: float) -> tf.Tensor:
-    """Returns the same values after a wait."""
+    """Adds an operation to the graph that waits, and then outputs its input."""
     if seconds == 0:
         return tf.identity(x)
 

@@ -1,4 +1,4 @@
-"""A worker's process: sets the variables that the frameworks read at import, then runs orders."""
+"""The program of a worker: configures its process, imports the framework, and then trains."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ def work(
     model: str,
     pass_seconds: float | None,
 ) -> None:
-    """Runs orders until the driver is gone.
+    """Calls methods of a trainer for the driver, until the driver closes the pipe.
+
+    A request of the driver consists of the name of a method and its arguments. The answer is the
+    return value of the method.
 
     Args:
-        pipe: the pipe to the driver, which sends the name and arguments of a trainer's method.
+        pipe: the pipe to the driver.
         backend: a key of `BACKENDS`.
-        rank: the rank of this worker, which is also the number of its core.
+        rank: the rank of this worker. It also selects the worker's core.
         addresses: the addresses of all workers; empty for one process.
         model: see `Trainer`.
         pass_seconds: see `Trainer`.

@@ -1,1 +1,1 @@
-"""The benchmark of recovery: the models, the workers' processes, and the figures."""
+"""The benchmark of recovery: the models, the worker processes, and the figures."""

@@ -1,37 +1,43 @@
-"""Measures the cost of being able to recover, and the time to recover from a fault.
+"""Measures the cost of fault tolerance in each step, and the time to recover from a fault.
 
     python -m benchmarks.recovery --json=recovery.json
     python -m benchmarks.recovery --workers=2,3 --faults=kill,stop --json=faults.json
 
-The features that add to the cost of each step:
+The features, which may make each step slower:
 
-  none        a failed step may leave state that is torn: for this benchmark only
-  none_again  the same again, which shows by how much equal steps differ
-  agreement   as tfdist always runs with several workers: a step is committed, or has no effect
-  snapshots   agreement; `BackupAndRestore` also saves once in each round, and its time is included
-  elastic     agreement, and `Elastic`, with which workers may be lost or join
-  sharded     elastic, with `shard_optimizer=True`
-  copies      sharded, with `Elastic(copies=1)`: each worker keeps a copy of another worker's shards
+  none        a failed step may update only some variables; this is possible only in this benchmark
+  none_again  the same once more, which shows how much two measurements of equal steps differ
+  agreement   the workers agree on the end of each step, so that a failed step has no effect; this
+              is the default of tfdist with several workers
+  snapshots   agreement, and `BackupAndRestore` saves a snapshot in each round; the time of the
+              round includes the time to write the snapshot
+  elastic     agreement and `Elastic`, so that training continues when workers are lost or join
+  sharded     elastic with `shard_optimizer=True`
+  copies      sharded with `Elastic(copies=1)`: each worker keeps a copy of another worker's shards
 
-One `fit` of the same worker processes takes some steps with one feature, then with another, round
-after round. So a disturbance of the machine affects all features alike, and differences of some
-percent between processes do not matter. The last three features apply to a whole `fit`. They run in
-separate processes, and differences between processes affect them. The order is reversed in every
-other round. `none` is always measured. The meaningful figure is the ratio within the same round. On
-a machine with other work, these are the ratios of the quick steps (the 10th percentile of all
-steps) and of the workers' CPU time.
+In each round, the workers take some steps with each feature. All steps of a worker belong to one
+call of `fit` in one process. So it does not matter that two processes may differ in speed by some
+percent. The last three features are exceptions: each applies to a whole call of `fit`, and so has
+separate processes. If the machine is busy with other work for a while, all features become slower
+by about the same factor. Therefore, compare two features by the ratio of their times in the same
+round. Every other round has the reverse order. `none` is always measured, because the other
+features are compared with it.
 
-With --faults, a worker gets SIGKILL (kill) or SIGSTOP (stop) after a step of the MLP, and the
-training continues with one of the backends:
+On a machine with other work, compare the quick steps (the 10th percentile of all steps) and the CPU
+time of the workers.
 
-  elastic   tfdist.callbacks.Elastic under `tfdist run --elastic`: in the same processes
+With --faults, the benchmark sends SIGKILL (kill) or SIGSTOP (stop) to a worker after a certain
+step. Training then continues with one of these backends:
+
+  elastic   tfdist.callbacks.Elastic under `tfdist run --elastic`; the other workers continue in the
+            same processes
   restart   tfdist.callbacks.BackupAndRestore under `tfdist run --max-restarts 1`
-  torchrun  torch's DistributedDataParallel over gloo, restarted by torchrun; the new processes load
-            the state that rank 0 has saved; pip install torch==2.13.0
+  torchrun  torch's DistributedDataParallel over gloo under torchrun, which restarts all workers;
+            the new processes load the state that rank 0 has saved; pip install torch==2.13.0
 
-A stopped worker is detected after --silence seconds: TFDIST_HEARTBEAT_TIMEOUT, and the timeout of
-torch's process group. The backends take turns, each in a new job. Backends that cannot run are
-reported with the reason.
+The other workers detect a stopped worker after at most --silence seconds. This flag sets
+TFDIST_HEARTBEAT_TIMEOUT, and the timeout of torch's process group. In each round, each backend runs
+one new job. If a backend cannot run, the benchmark prints the reason.
 """
 
 from __future__ import annotations
@@ -57,36 +63,47 @@ from benchmarks.step_time.members import Members, TeamError
 from benchmarks.step_time.team import free_addresses
 
 MODELS = ("mlp", "batchnorm", "pipeline", "tiny")
-TIMEOUT = 300.0  # seconds to wait for an answer
+TIMEOUT = 300.0  # The maximum time to wait for an answer of a worker, in seconds.
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("workers", ["2"], "numbers of workers")
-flags.DEFINE_list("models", ["mlp", "batchnorm"], f"any of {', '.join(MODELS)}; of the features")
+flags.DEFINE_list("models", ["mlp", "batchnorm"], f"any of {', '.join(MODELS)}; for --features")
 flags.DEFINE_list(
-    "features", None, f"any of {', '.join(FEATURES)}; by default all, or with --faults none of them"
+    "features",
+    None,
+    f"features to measure, any of {', '.join(FEATURES)}; by default all, but with --faults no "
+    "features are measured by default",
 )
-flags.DEFINE_integer("starts", 2, "sets of processes, of the features", lower_bound=1)
+flags.DEFINE_integer("starts", 2, "sets of processes, for --features", lower_bound=1)
 flags.DEFINE_integer(
-    "rounds", None, "rounds, by default 40 with each set, and 3 with each fault", lower_bound=1
+    "rounds",
+    None,
+    "rounds; by default 40 with each set of processes, and 3 with each fault",
+    lower_bound=1,
 )
-flags.DEFINE_integer("steps", 20, "steps in a round, of the features", lower_bound=1)
-flags.DEFINE_list("faults", [], f"any of {', '.join(FAULTS)}")
-flags.DEFINE_list("backends", list(BACKENDS), f"any of {', '.join(BACKENDS)}; of the faults")
+flags.DEFINE_integer("steps", 20, "steps in a round, for --features", lower_bound=1)
+flags.DEFINE_list("faults", [], f"faults to cause, any of {', '.join(FAULTS)}")
+flags.DEFINE_list("backends", list(BACKENDS), f"any of {', '.join(BACKENDS)}; for --faults")
 flags.DEFINE_list(
-    "respawn", ["yes"], "yes: elastic's launcher replaces a lost worker; no: fewer go on; or both"
+    "respawn",
+    ["yes"],
+    "for the backend elastic; yes: the launcher replaces a lost worker; no: fewer workers "
+    "continue; yes,no: both are measured",
 )
-flags.DEFINE_enum("victim", "last", list(VICTIMS), "whom the faults hit, the last rank or rank 0")
-flags.DEFINE_enum("fault_model", "mlp", ["mlp", "tiny"], "the model that the faults hit")
-flags.DEFINE_integer("fault_step", 90, "the step after which a fault comes", lower_bound=1)
+flags.DEFINE_enum("victim", "last", list(VICTIMS), "worker with the fault: the last rank or rank 0")
+flags.DEFINE_enum("fault_model", "mlp", ["mlp", "tiny"], "the model to train, for --faults")
+flags.DEFINE_integer("fault_step", 90, "the step after which a fault occurs", lower_bound=1)
 flags.DEFINE_integer("save_every", 50, "steps between two saved states", lower_bound=1)
-flags.DEFINE_float("silence", 5.0, "seconds after which a silent worker is lost", lower_bound=1)
-flags.DEFINE_float("timeout", 300.0, "seconds to wait for a training to go on", lower_bound=1)
+flags.DEFINE_float(
+    "silence", 5.0, "seconds after which an unresponsive worker counts as lost", lower_bound=1
+)
+flags.DEFINE_float("timeout", 300.0, "seconds to wait until training continues", lower_bound=1)
 flags.DEFINE_string("torch_python", sys.executable, "a Python that has torch, for torchrun")
 flags.DEFINE_string("json", None, "file to write the rows to")
 
 
 def are_counts(counts: list[str]) -> bool:
-    """Whether all texts are integers of at least 2."""
+    """Whether all texts are integers, and each is at least 2."""
     return bool(counts) and all(count.isdigit() and int(count) > 1 for count in counts)
 
 
@@ -110,7 +127,7 @@ flags.register_multi_flags_validator(
 
 def main(_: list[str]) -> None:
     """Measures, prints a table for each model and each fault, and writes the rows."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # With all cleanups.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # Runs the cleanups.
     rows: list[dict[str, Any]] = []
     for group, table in measurements():
         print(table, end="\n\n", flush=True)
@@ -120,7 +137,7 @@ def main(_: list[str]) -> None:
 
 
 def measurements() -> Iterator[tuple[list[dict[str, Any]], str]]:
-    """Yields the rows and the table of each measurement that the flags select."""
+    """Runs the measurements that the flags select, and yields the rows and the table of each."""
     asked = FLAGS.features if FLAGS.features is not None else [] if FLAGS.faults else FEATURES
     for workers in map(int, FLAGS.workers):
         for model in FLAGS.models if asked else ():
@@ -140,11 +157,12 @@ def measurements() -> Iterator[tuple[list[dict[str, Any]], str]]:
 def measure(
     model: str, workers: int, features: list[str]
 ) -> tuple[dict[str, list[list[float]]], dict[str, list[float]]]:
-    """Trains a model with the features in turns.
+    """Trains a model with all features, with several sets of processes.
 
     Returns:
-        For each feature, the seconds of each step in each round, on the slowest worker; and for
-        each round, the CPU seconds per step, of all workers together.
+        Two dictionaries. Their keys are the features. The first one contains a list of the rounds;
+        a round is a list of the times of its steps in seconds, on the slowest worker. The second
+        one contains a list of the CPU seconds per step in each round, summed over the workers.
     """
     times: dict[str, list[list[float]]] = {feature: [] for feature in features}
     used: dict[str, list[float]] = {feature: [] for feature in features}
@@ -161,10 +179,11 @@ def measure(
 def feature_turns(
     model: str, workers: int, features: list[str], folder: str
 ) -> Iterator[tuple[str, list[float], float]]:
-    """Trains a model in one set of processes.
+    """Trains a model with all features, with one set of processes.
 
     Yields:
-        A feature, the seconds of each of its steps in a round, and the CPU seconds per step.
+        For each round and each feature: the feature, the time of each step in seconds on the
+        slowest worker, and the CPU seconds per step, summed over the workers.
     """
     teams: dict[str, Members] = {}
     alone = {feature: feature if feature in ALONE else "" for feature in features}
@@ -186,7 +205,7 @@ def feature_turns(
 
 
 def start_team(model: str, workers: int, folder: str, alone: str) -> Members:
-    """Starts worker processes that train a model; see `benchmarks.recovery.worker`."""
+    """Starts the workers of a training run; see `benchmarks.recovery.worker`."""
     order = {
         "model": model,
         "addresses": free_addresses(workers),
@@ -200,7 +219,7 @@ def start_team(model: str, workers: int, folder: str, alone: str) -> Members:
 
 
 def find_missing() -> dict[Case, str]:
-    """Returns the cases that cannot run here, and the reasons."""
+    """Returns a dictionary of the cases that cannot run here, with the reason for each."""
     missing = {}
     for case in cases(FLAGS.backends, FLAGS.respawn):
         try:
@@ -212,12 +231,12 @@ def find_missing() -> dict[Case, str]:
 
 
 def strike_all(fault: str, workers: int, missing: dict[Case, str]) -> list[dict[str, Any]]:
-    """Returns a row for each case with a fault.
+    """Measures all cases with one fault, and returns a row for each case.
 
     Args:
         fault: a key of `FAULTS`.
         workers: the number of workers.
-        missing: the cases that cannot run, and the reasons.
+        missing: the cases that cannot run, with the reason for each.
     """
     results = {case: Results() for case in cases(FLAGS.backends, FLAGS.respawn)}
     experiment = Experiment(
@@ -244,7 +263,7 @@ def strike_all(fault: str, workers: int, missing: dict[Case, str]) -> list[dict[
 
 
 def report(line: str) -> None:
-    """Prints a line about the progress."""
+    """Prints a progress message."""
     print(line, file=sys.stderr, flush=True)
 
 

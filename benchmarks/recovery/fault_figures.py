@@ -1,4 +1,4 @@
-"""Computes rows and tables of the costs of faults."""
+"""Computes the rows of the table for `--faults`: the cost of each fault."""
 
 from __future__ import annotations
 
@@ -30,12 +30,15 @@ COLUMNS = {
 
 
 def make_row(case: Case, fault: str, workers: int, results: Results) -> dict[str, Any]:
-    """Returns the row of a case with a fault.
+    """Returns the row of one case with one fault.
 
     Returns:
-        The median over the rounds of each of `FIGURES`, with the lowest and the highest value as
-        `detect_low` and so on; unknown figures are left out. If training has not continued in any
-        round, `missing` contains the reason.
+        The row. If training did not continue in any round, it contains the reason as `missing`.
+        Otherwise, it contains the number of rounds in which training continued, and for each of
+        `FIGURES` the median, the lowest and the highest value over these rounds, such as
+        `detect_s`, `detect_low` and `detect_high`. A figure without a known value is left out. If
+        training did not continue in some rounds, the row also contains their number as `failed`,
+        and the last reason as `failure`.
     """
     row: dict[str, Any] = {"backend": case.backend, "fault": fault, "workers": workers}
     if case.respawn:
@@ -56,12 +59,12 @@ def make_row(case: Case, fault: str, workers: int, results: Results) -> dict[str
 
 
 def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Formats the rows in aligned columns; a row without figures shows the reason."""
+    """Formats the rows as a table. If a case failed in all rounds, its row shows the reason."""
     return format_rows(rows, COLUMNS, format_cell)
 
 
 def format_cell(name: str, value: Any) -> str:
-    """Formats a figure for the table; "" for None."""
+    """Formats a value of a row for the table. None becomes an empty cell."""
     if value is None:
         return ""
     if name == "steps_lost":

@@ -1,4 +1,4 @@
-"""Causes a fault in a training, and measures its cost."""
+"""Causes a fault in a training run, and measures the time until training continues."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from benchmarks.step_time.backends import INSTALL_TORCH
 
 @dataclass(frozen=True)
 class Experiment:
-    """The settings of all cases.
+    """The settings that all cases have in common.
 
     Attributes:
         model: a key of `sizes.HIDDEN`.
-        victim: one of `cases.VICTIMS`.
+        victim: the worker that gets the signal, one of `cases.VICTIMS`.
         step: the step after which the fault occurs.
         save_every: the number of steps between two saved states.
-        silence: seconds without a sign of life after which a worker counts as lost.
-        timeout: seconds to wait for the fault's step, and for a new step after the fault.
-        torch_python: a Python that has torch.
+        silence: the time in seconds after which an unresponsive worker counts as lost.
+        timeout: the maximum time to wait, in seconds: from the start of the job until `step`, and
+            again from the fault until the first new step.
+        torch_python: the path of a Python interpreter that can import torch.
     """
 
     model: str
@@ -43,8 +44,9 @@ class Results:
     """The results of one case with one fault.
 
     Attributes:
-        recoveries: the rounds in which training continued after the fault.
-        failures: the reasons why training did not continue in the other rounds.
+        recoveries: for each round in which training continued after the fault, its figures.
+        failures: for each other round, the reason why training did not continue. If the case cannot
+            run here, the only element is the reason for this.
     """
 
     recoveries: list[Recovery] = field(default_factory=list)
@@ -52,20 +54,22 @@ class Results:
 
 
 def check(case: Case, torch_python: str) -> None:
-    """Checks that a backend can run.
+    """Checks that the backend of a case can run here.
 
     Raises:
-        MissingError: the backend cannot run; the message contains the reason.
+        MissingError: the backend cannot run.
     """
     if case.backend == "torchrun":
         require(torch_python, "torch", INSTALL_TORCH)
 
 
 def strike(case: Case, fault: str, workers: int, experiment: Experiment) -> Recovery:
-    """Trains, causes a fault, and waits until the training has passed the steps before the fault.
+    """Starts a job, causes a fault, and waits until the job has trained a new step.
+
+    A new step has a higher number than all steps before the fault.
 
     Raises:
-        TeamError: the training does not pass these steps in time.
+        TeamError: the job ended, or it did not train such a step in time.
     """
     with tempfile.TemporaryDirectory() as folder:
         order = Order(
@@ -94,7 +98,17 @@ def strike(case: Case, fault: str, workers: int, experiment: Experiment) -> Reco
 
 
 def find_victim(lives: Mapping[int, Life], workers: int, rank: int, step: int) -> int | None:
-    """Returns the process of a rank after it has ended a step, and all workers train; else None."""
+    """Returns the ID of the process that must get the signal, or None if it is too early.
+
+    The process gets the signal when it has completed a certain step, and when all workers have
+    completed at least one step.
+
+    Args:
+        lives: the recorded events by process ID.
+        workers: the number of workers.
+        rank: the rank of the process that must get the signal.
+        step: the step after which the fault occurs.
+    """
     training = {life.rank: process for process, life in lives.items() if life.last_step}
     if len(training) < workers or lives[training[rank]].last_step < step:
         return None
@@ -102,6 +116,9 @@ def find_victim(lives: Mapping[int, Life], workers: int, rank: int, step: int) -
 
 
 def turns(cases: Sequence[Case], rounds: int) -> list[Case]:
-    """Returns the cases of all rounds in order; each round begins with another case."""
+    """Returns all cases for each round, in the order in which they run.
+
+    Each round begins with a different case.
+    """
     firsts = (turn % max(1, len(cases)) for turn in range(rounds))
     return [case for first in firsts for case in (*cases[first:], *cases[:first])]

@@ -1,4 +1,4 @@
-"""The features to compare: steps with a feature, and steps without it."""
+"""The features to compare, and functions that turn them on and off between steps."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
 
-# `none_again` shows by how much equal steps differ.
+# `none_again` is the same as `none`. It shows how much two measurements of equal steps differ.
 FEATURES = ("none", "none_again", "agreement", "snapshots", "elastic", "sharded", "copies")
-# The features that apply to a whole `fit`, and so have separate processes.
+# Each of these features applies to a whole call of `fit`, and so has separate processes.
 ALONE = ("elastic", "sharded", "copies")
 
 
 def make_backup(folder: str) -> Any:
-    """Returns a `BackupAndRestore` that saves at the end of a batch if `asked` is set before it."""
+    """Returns a `BackupAndRestore` callback that saves on request.
+
+    The callback saves at the end of a batch if its attribute `asked` is True then. It then sets
+    `asked` to False.
+    """
     import tfdist
 
     class OnRequest(tfdist.callbacks.BackupAndRestore):
@@ -31,7 +35,10 @@ def make_backup(folder: str) -> Any:
 
 
 def tracing(feature: str) -> AbstractContextManager[Any]:
-    """Returns a context in which steps are traced with the feature, and without the others."""
+    """Returns the context in which the training step of a feature must be traced.
+
+    With `none` and `none_again`, the workers do not agree on the end of each step.
+    """
     from tfdist._src.keras.fit import atomic_step
 
     if not feature.startswith("none"):

@@ -1,4 +1,4 @@
-"""Computes rows and tables from the times of the rounds."""
+"""Computes the rows of the table for `--features` from the times of the rounds."""
 
 from __future__ import annotations
 
@@ -31,18 +31,25 @@ def make_rows(
     rounds: Mapping[str, Sequence[Sequence[float]]],
     used: Mapping[str, Sequence[float]],
 ) -> list[dict[str, Any]]:
-    """Returns one row per feature.
+    """Returns one row for each feature.
 
     Args:
-        model: the model's name.
-        rounds: for each feature, including `none`, the seconds of each step in each round.
-        used: for each feature, the CPU seconds per step in each round.
+        model: the name of the model.
+        rounds: for each feature, a list of the rounds. A round is a list of the times of its steps
+            in seconds. The feature `none` is required.
+        used: for each feature, a list of the CPU seconds per step in each round.
 
     Returns:
-        Rows with `step_ms`, the median over the rounds, and `ratio`, the median over the rounds of
-        the time divided by that of `none`, and its quartiles. `quick_ms` is the 10th percentile of
-        all single steps, which other work on the machine disturbs least; `quick_ratio` is its ratio
-        to that of `none`. `cpu_ms` and `cpu_ratio` are like `step_ms` and `ratio`, for CPU time.
+        The rows. Each contains:
+
+        - `step_ms`: the mean time of a step in a round, the median over the rounds.
+        - `ratio`, `ratio_low` and `ratio_high`: this time divided by the time of `none` in the same
+          round, the median and the quartiles over the rounds.
+        - `quick_ms`: the 10th percentile of all steps. Other work on the machine affects these
+          steps least.
+        - `quick_ratio`: `quick_ms` divided by the `quick_ms` of `none`.
+        - `cpu_ms`, `cpu_ratio`, `cpu_low` and `cpu_high`: the same as `step_ms`, `ratio` and so on,
+          but for the CPU time.
     """
     rows: list[dict[str, Any]] = []
     quick = {feature: quantiles(chain(*times), n=10)[0] for feature, times in rounds.items()}
@@ -60,5 +67,5 @@ def make_rows(
 
 
 def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Formats the rows in aligned columns."""
+    """Formats the rows as a table."""
     return format_rows(rows, COLUMNS, format_cell)

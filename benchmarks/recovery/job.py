@@ -1,4 +1,7 @@
-"""Runs a job with workers that write notes, and ends all its processes."""
+"""Runs a job, reads the notes of its workers, and kills all its processes at the end.
+
+The notes of a worker are a file with its events; see `marks`.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +24,20 @@ from benchmarks.recovery.timeline import Life
 from benchmarks.step_time.members import LAST_LINES, MAX_TEXT, TeamError
 
 T = TypeVar("T")
-# All processes of a job have this variable, regardless of the process that has started them.
+# All processes of a job inherit this environment variable from the launcher. So they can be found
+# even if the launcher has ended.
 TOKEN = "RECOVERY_BENCHMARK_JOB"
-LOOK = 0.005  # seconds between two reads of the notes
-KILLED = 30.0  # seconds to wait for the end of a process after SIGKILL
+LOOK = 0.005  # Seconds between two reads of the notes.
+KILLED = 30.0  # Maximum seconds in which `stop` waits for the end of all processes.
 
 
 class Job:
-    """The launcher of a job, and the notes of its workers.
+    """A running job: its launcher, and the notes of its workers.
 
     Args:
         command: the command that starts the launcher.
-        notes: the folder of the notes.
-        environment: environment variables of all processes.
+        notes: the folder with the notes of all workers.
+        environment: additional environment variables for all processes.
     """
 
     def __init__(self, command: Sequence[str], notes: str, environment: Mapping[str, str]) -> None:
@@ -49,15 +53,19 @@ class Job:
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
-            start_new_session=True,  # Ctrl-C must reach only the driver.
+            start_new_session=True,  # So that Ctrl-C interrupts only the driver.
         )
 
     def wait(self, find: Callable[[Mapping[int, Life]], T | None], timeout: float) -> T:
-        """Waits until the notes contain a result.
+        """Reads the notes repeatedly until a function finds a result in them.
 
         Args:
-            find: returns the result in the processes' lives; None if they do not contain it yet.
-            timeout: the maximum seconds to wait.
+            find: a function that takes the events of all workers, by process ID. It returns the
+                result, or None if the result is not known yet.
+            timeout: the maximum time to wait, in seconds.
+
+        Returns:
+            The result.
 
         Raises:
             TeamError: the job has ended, or the timeout has passed.
@@ -75,7 +83,15 @@ class Job:
             time.sleep(LOOK)
 
     def signal(self, process: int, number: signal.Signals) -> float:
-        """Sends a signal to a worker; returns the time, on the clock of the notes."""
+        """Sends a signal to a worker.
+
+        Args:
+            process: the process ID of the worker.
+            number: the signal.
+
+        Returns:
+            The time of the signal, on the same clock as the times in the notes.
+        """
         now = time.monotonic()
         signal.pidfd_send_signal(self._handles[process], number)
         return now
@@ -114,14 +130,18 @@ class Job:
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").split("\n")
         words = [line.strip() for line in lines if line.strip()]
-        # Torchrun's last lines are a summary without the cause.
+        # The last lines of torchrun are a summary. So this also searches for the last exception.
         error = re.compile(r"(\[rank\d+\]: )?\w*(Error|Exception): ")
         causes = [line for line in words if error.match(line)]
         return " | ".join([*causes[-1:], *words[-LAST_LINES:]])[:MAX_TEXT] or "without a word"
 
 
 def processes_with(variable: str) -> list[int]:
-    """Returns the processes, except zombies, that have a NAME=VALUE in their environment."""
+    """Returns the IDs of all processes, except zombies, with a certain environment variable.
+
+    Args:
+        variable: the variable and its value, as `NAME=VALUE`.
+    """
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:

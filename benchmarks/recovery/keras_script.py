@@ -1,4 +1,4 @@
-"""The script of a worker that a fault may hit, under `tfdist run`."""
+"""The script that the workers run under `tfdist run`, for the backends `elastic` and `restart`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ ENDLESS = 10**9
 
 
 def main(order: Order, notes: Notes) -> None:
-    """Trains until the driver ends the job.
+    """Trains until the driver kills the process.
 
     Args:
-        order: the model to train, and the backend.
-        notes: records each step.
+        order: the model, the backend, and the folders.
+        notes: the notes in which the worker records the end of each step.
     """
     import keras
     import tensorflow as tf
@@ -27,7 +27,10 @@ def main(order: Order, notes: Notes) -> None:
     from benchmarks.recovery import models
 
     class Noting(keras.callbacks.Callback):  # type: ignore[misc]
-        """Notes the end of each step, and each failed step, which `Elastic` would hide."""
+        """Records the end of each step, and each failure of a step.
+
+        To record failures, it wraps the train function, because `Elastic` catches the exceptions.
+        """
 
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
             step = self.model.train_function
@@ -35,7 +38,7 @@ def main(order: Order, notes: Notes) -> None:
                 self.model.train_function = noting(step)
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            float(logs["loss"])  # Waits until the step has ended.
+            float(logs["loss"])  # Waits for the end of the step.
             notes.write(STEP, int(self.model.optimizer.iterations.numpy()))
 
     def noting(step: Any) -> Any:
@@ -43,7 +46,7 @@ def main(order: Order, notes: Notes) -> None:
             try:
                 return step(iterator)
             except Exception as error:
-                # These exceptions report the end of the data.
+                # These exceptions are no failures: they report the end of the dataset.
                 if not isinstance(error, (StopIteration, tf.errors.OutOfRangeError)):
                     notes.write(FAILED)
                 raise
@@ -68,7 +71,8 @@ def main(order: Order, notes: Notes) -> None:
 
 if __name__ == "__main__":
     told = Order(**json.loads(sys.argv[1]))
-    # Created before the imports, because the time of a restart includes them.
+    # This records the start of the worker. It must precede the imports of the frameworks, because
+    # they are part of the time of a restart.
     mine = Notes(told.notes, json.loads(os.environ["TF_CONFIG"])["task"]["index"])
     try:
         main(told, mine)

@@ -1,4 +1,4 @@
-"""The notes of workers during training: a file for each process, with a line for each event."""
+"""The notes of the workers. Each worker process has a file with a line for each event."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ START, STEP, FAILED = "start", "step", "failed"
 
 @dataclass(frozen=True)
 class Mark:
-    """An event.
+    """An event of a worker process.
 
     Attributes:
-        time: the time on the monotonic clock, which all processes of a machine share.
-        event: `START`, with the rank; `STEP`, with the number of the step that has ended; or
-            `FAILED`, if a step has failed.
-        number: the rank or the step.
+        time: the time of the event on the monotonic clock. All processes of a machine have the same
+            clock.
+        event: the kind of event: `START` at the start of the process, `STEP` at the end of a step,
+            or `FAILED` if a step or the whole training run has failed.
+        number: for `START`, the initial rank of the worker. For `STEP`, the number of the step.
     """
 
     time: float
@@ -27,10 +28,12 @@ class Mark:
 
 
 class Notes:
-    """The file of this process. Written lines remain if the process ends in any way.
+    """The notes of this process. The constructor records the start of the process.
+
+    Each line is written to the file immediately, so it remains even if the process is killed.
 
     Args:
-        folder: the folder for the files of all processes.
+        folder: the folder for the files of all worker processes.
         rank: the initial rank of this worker.
     """
 
@@ -40,12 +43,12 @@ class Notes:
         self.write(START, rank)
 
     def write(self, event: str, number: int = 0) -> None:
-        """Writes an event that has just happened."""
+        """Records an event with the current time."""
         os.write(self._file, f"{time.monotonic():.6f} {event} {number}\n".encode())
 
 
 def parse(text: str) -> tuple[Mark, ...]:
-    """Returns the marks of a file; ignores an incomplete last line."""
+    """Returns the events in the text of a file. Ignores an incomplete last line."""
     lines = text.split("\n")[:-1]
     return tuple(
         Mark(float(moment), event, int(number)) for moment, event, number in map(str.split, lines)

@@ -1,4 +1,4 @@
-"""The models; a training step of each takes about ten milliseconds with Adam."""
+"""The models. A training step of each model is short: about ten milliseconds or less with Adam."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from benchmarks.recovery.sizes import CLASSES, HIDDEN, ROWS, SHAPES
 
 
 def strategy_of(name: str, shard_optimizer: bool) -> tf.distribute.Strategy:
-    """Returns the strategy of a model: one pipeline of all workers, or data parallelism."""
+    """Returns the strategy for a model: one pipeline of all workers, or data parallelism."""
     if name == "pipeline":
         return tfdist.PipelineStrategy(microbatches=4)
     return tfdist.MultiWorkerMirroredStrategy(shard_optimizer=shard_optimizer)
 
 
 def build(name: str) -> keras.Model:
-    """Returns a model that outputs logits of ten classes, not compiled."""
+    """Returns a model that outputs logits for ten classes. The model is not compiled yet."""
     if name == "pipeline":
         return tfdist.PipelineModel(lambda: whole(name), balance="parameters")
     return whole(name)
 
 
 def whole(name: str) -> keras.Model:
-    """Returns the same model as an ordinary Keras model."""
+    """Returns the model as an ordinary Keras model, which is not divided into stages."""
     inputs = keras.Input(SHAPES[name])
     x = inputs
     if name in HIDDEN:
@@ -40,7 +40,7 @@ def whole(name: str) -> keras.Model:
 
 
 def endless(name: str, workers: int) -> tf.data.Dataset:
-    """Returns a dataset that repeats one batch forever, and takes almost no time to read."""
+    """Returns a dataset that repeats one batch forever. Reading it takes almost no time."""
     random = np.random.default_rng(0)
     rows = ROWS[name] * workers
     x = random.standard_normal((rows, *SHAPES[name])).astype("float32")

@@ -1,4 +1,4 @@
-"""Computes the cost of a fault from the workers' notes."""
+"""Computes the cost of a fault from the notes of the workers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from benchmarks.recovery.marks import FAILED, STEP, Mark
 
 @dataclass(frozen=True)
 class Life:
-    """The known events of a process.
+    """The known events of a worker process.
 
     Attributes:
-        marks: the marks in order; the first one is the start.
-        ended: the time on the same clock at which the process was found to be gone; None if it
-            runs.
+        marks: the recorded events in order. The first one is the start of the process.
+        ended: the time at which the driver noticed that the process had ended, on the same clock as
+            the events; None if the process is running.
     """
 
     marks: tuple[Mark, ...]
@@ -23,29 +23,30 @@ class Life:
 
     @property
     def rank(self) -> int:
-        """The rank with which the process started."""
+        """The initial rank of the worker."""
         return self.marks[0].number
 
     @property
     def began(self) -> float:
-        """The time at which the process started."""
+        """The time of the start of the process."""
         return self.marks[0].time
 
     @property
     def last_step(self) -> int:
-        """The last step that the process has noted; 0 before the first step."""
+        """The number of the last step that the process has completed; 0 before the first step."""
         return next((mark.number for mark in reversed(self.marks) if mark.event == STEP), 0)
 
 
 @dataclass(frozen=True)
 class Recovery:
-    """The cost of a fault. Seconds count from the signal.
+    """The cost of a fault. All times are in seconds since the signal that caused the fault.
 
     Attributes:
-        detect_s: the seconds until a step fails on another worker, or its process ends; None if no
-            other worker has shown a reaction.
-        first_step_s: the seconds until the end of the first step after the failure.
-        next_step_s: the seconds until the end of the first step beyond all earlier steps.
+        detect_s: the time at which one of the other workers first failed in a step or ended; None
+            if there is no such worker.
+        first_step_s: the end of the first step after the workers detected the fault.
+        next_step_s: the end of the first new step: a step with a higher number than all steps
+            before the workers detected the fault.
         steps_lost: the number of steps that were trained again.
     """
 
@@ -56,14 +57,15 @@ class Recovery:
 
 
 def recovery(lives: Mapping[int, Life], victim: int, signalled: float) -> Recovery | None:
-    """Returns the cost of a fault; None until a step beyond all earlier steps has ended.
+    """Returns the cost of a fault. Returns None until a new step has ended.
 
-    A step counts as trained after the failure if a step of its process has failed before it, or if
-    its process was started after the signal. So steps that other workers end after the signal, but
-    before they fail, count as earlier steps.
+    A step of a process counts as a step after the fault if the process was started after the
+    signal, or if another step of the process has failed since the signal. So if a worker completes
+    a step after the signal, but before it detects the fault, this step counts as a step before the
+    fault.
 
     Args:
-        lives: the lives by process ID.
+        lives: the recorded events by process ID.
         victim: the ID of the process that got the signal.
         signalled: the time of the signal.
     """

@@ -1,7 +1,8 @@
-"""The script of a worker that a fault may hit, under torchrun.
+"""The script that the workers run under torchrun, for the backend `torchrun`.
 
-The loop and the saving by rank 0 follow PyTorch's tutorial of fault-tolerant training with
-torchrun. In addition, the state of the optimizer is saved, and the file is replaced atomically.
+As in PyTorch's tutorial on fault-tolerant training with torchrun, rank 0 saves the model from time
+to time. In contrast to the tutorial, rank 0 also saves the state of the optimizer, and replaces the
+file atomically.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from benchmarks.recovery.sizes import CLASSES, HIDDEN, ROWS, SHAPES
 
 
 def main(order: Order, notes: Notes) -> None:
-    """Trains until the driver ends the job.
+    """Trains until the driver kills the process.
 
     Args:
-        order: the model to train.
-        notes: records each step.
+        order: the model, the timeout, and the folders.
+        notes: the notes in which the worker records the end of each step.
     """
     import torch
     import torch.distributed as dist
@@ -30,15 +31,16 @@ def main(order: Order, notes: Notes) -> None:
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    # Torch 2.13 keeps its store at a restart. Without a prefix, gloo would find the addresses of
-    # the previous processes in it.
+    # When torchrun of torch 2.13 restarts the workers, it keeps the store with its keys. Without a
+    # new prefix, gloo would find the addresses of the previous processes in the store.
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = dist.PrefixStore(
         os.environ["TORCHELASTIC_RESTART_COUNT"], dist.TCPStore(address, port, is_master=False)
     )
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-    # This timeout applies to the steps only, not to the start.
+    # Only the steps use this group, so the short timeout does not apply to the start. At the start,
+    # the workers use the default group, which has a longer timeout.
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=order.silence))
     width, layers = SHAPES[order.model][0], []
     for _ in range(HIDDEN[order.model]):
@@ -83,7 +85,8 @@ def main(order: Order, notes: Notes) -> None:
 
 if __name__ == "__main__":
     told = Order(**json.loads(sys.argv[1]))
-    # Created before the imports, because the time of a restart includes them.
+    # This records the start of the worker. It must precede the imports of the frameworks, because
+    # they are part of the time of a restart.
     mine = Notes(told.notes, int(os.environ["RANK"]))
     try:
         main(told, mine)

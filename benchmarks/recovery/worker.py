@@ -1,4 +1,4 @@
-"""A worker's process: one `fit` that switches its step between the features."""
+"""The program of a worker: one call of `fit` that takes steps with the requested feature."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ ENDLESS = 10**9
 def work(
     pipe: Connection, model: str, rank: int, addresses: list[str], folder: str, alone: str
 ) -> None:
-    """Trains until the driver is gone.
+    """Trains until the driver closes the pipe.
+
+    A request of the driver consists of a feature and a number of steps. The answer consists of the
+    time of each step in seconds, and the total CPU seconds of this process.
 
     Args:
-        pipe: the pipe to the driver. Each order is a feature and a number of steps; the answer is
-            the seconds of each step, and the total CPU seconds.
+        pipe: the pipe to the driver.
         model: a key of `sizes.SHAPES`.
-        rank: the rank of this worker, which is also the number of its core.
+        rank: the rank of this worker. It also selects the worker's core.
         addresses: the addresses of all workers.
         folder: the folder for snapshots.
-        alone: the feature of `features.ALONE` that applies to the whole `fit`; else "".
+        alone: a feature of `features.ALONE`, which applies to all steps of this process; "" if the
+            requests select the feature.
     """
     take_place(rank, addresses)
     import keras
@@ -35,7 +38,10 @@ def work(
     from benchmarks.recovery.features import make_backup, tracing
 
     class Turns(keras.callbacks.Callback):  # type: ignore[misc]
-        """Traces the step of each feature once; all steps use the same weights."""
+        """Takes the steps that the driver requests.
+
+        The training step is traced once for each feature. All versions use the same weights.
+        """
 
         def on_train_begin(self, logs: Any = None) -> None:
             self._steps: dict[str, Any] = {}
@@ -48,7 +54,7 @@ def work(
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             float(logs["loss"])
             if len(self._times) + 1 == self._ordered:
-                backup.wait()  # The round's time includes the writing.
+                backup.wait()  # So that the time of the round includes writing the snapshot.
             now = time.perf_counter()
             self._times.append(now - self._last)
             self._last = now
@@ -59,7 +65,9 @@ def work(
         def _await_order(self) -> None:
             feature, self._ordered = pipe.recv()
             self._saves = feature == "snapshots"
-            self._turn.close()  # Not earlier, because a step is traced when it first runs.
+            # The previous context must remain active until now, because a step is traced when it
+            # runs for the first time.
+            self._turn.close()
             self._turn.enter_context(tracing(feature))
             if feature not in self._steps:
                 self._steps[feature] = self.model.make_train_function(force=True)

@@ -1,1 +1,1 @@
-"""The benchmark of a training step: models, backends, their processes, and the figures."""
+"""The benchmark of a training step: its models, backends, worker processes, and figures."""

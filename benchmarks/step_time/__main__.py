@@ -1,4 +1,4 @@
-"""Measures the time of a training step with tfdist and with its peers, in turns.
+"""Compares the time of a training step with tfdist to the time with other ways to train.
 
     python -m benchmarks.step_time --workers=1,2 --models=mlp,cnn,gpt --json=step_time.json
 
@@ -24,14 +24,22 @@ The backends:
   jax                fit of Keras on JAX with DataParallel; pip install jax keras
   jax_unconnected    the same in each worker without communication, the limit of jax
 
-Every worker has its own core and its own rows, for any number of workers. The processes of all
-backends are started first, and then sleep. In each round, each backend takes some steps while all
-others sleep. So a disturbance of the machine affects all backends alike, and the meaningful figure
-is the ratio within the same round. The rounds are repeated with several sets of processes, because
-two processes that run the same program differ by some percent. Each set starts with another
-backend, because the processes that are started first compute 1 to 2 % slower. Backends that cannot
-run are reported with the reason. With --rate, each worker is on a separate host, a network
-namespace that sends at this rate; this requires root and iproute2.
+The limit of a backend is the same training without communication. The table shows the limit's time
+divided by the backend's time, and the backend's time divided by that of its peer, another way to
+train the same model.
+
+Every worker has a separate core, if there are enough cores. The number of rows per worker does not
+depend on the number of workers. The benchmark first starts the processes of all backends, which
+then sleep. In each round, each backend takes some steps while all other backends sleep. If the
+machine is busy with other work for a while, all backends become slower by about the same factor.
+Therefore, compare two backends by the ratio of their times in the same round.
+
+Two processes that run the same program may differ in speed by some percent. Therefore, the
+benchmark repeats the rounds with several sets of processes. The processes that are started first
+compute 1 to 2 % slower. Therefore, each set starts the backends in a different order.
+
+If a backend cannot run, the benchmark prints the reason. With --rate, each worker runs in a
+separate network namespace that sends at this rate. This requires root and iproute2.
 """
 
 from __future__ import annotations
@@ -57,18 +65,18 @@ flags.DEFINE_list("models", ["mlp", "cnn", "gpt"], f"any of {', '.join(MODELS)}"
 flags.DEFINE_list(
     "backends",
     [name for name, backend in BACKENDS.items() if not backend.of_losses],
-    f"any of {', '.join(BACKENDS)}; those that a number of workers does not suit are left out, and "
-    "by default those with other losses",
+    f"any of {', '.join(BACKENDS)}; skips backends that do not support the number of workers; by "
+    "default, all backends with the usual loss and metrics",
 )
-flags.DEFINE_enum("optimizer", "sgd", list(OPTIMIZERS), "with the defaults of Keras")
+flags.DEFINE_enum("optimizer", "sgd", list(OPTIMIZERS), "optimizer with Keras's default arguments")
 flags.DEFINE_integer("starts", 3, "sets of processes", lower_bound=1)
 flags.DEFINE_integer("rounds", 6, "rounds with each set", lower_bound=2)
-flags.DEFINE_integer("steps", None, "steps in a round; by default the model's own number")
+flags.DEFINE_integer("steps", None, "steps in a round; the default depends on the model")
 flags.DEFINE_string(
     "rate",
     "",
-    "what each worker may send, each on a host of its own, as tc writes it: 1gbit; empty for "
-    "workers on this host",
+    "maximum send rate of each worker in the notation of tc: 1gbit; each worker then runs in a "
+    "separate network namespace; if empty, all workers run on this host",
 )
 flags.DEFINE_string("torch_python", sys.executable, "a Python that has torch, for ddp")
 flags.DEFINE_string("jax_python", sys.executable, "a Python that has jax and keras, for jax")
@@ -88,7 +96,7 @@ for name, known in (("models", MODELS), ("backends", BACKENDS)):
 
 
 def main(_: list[str]) -> None:
-    """Measures, prints a table for each model, and writes the rows."""
+    """Measures all backends, prints a table for each model, and writes the rows."""
     rows = []
     for workers in map(int, FLAGS.workers):
         backends = possible(FLAGS.backends, workers)
@@ -108,11 +116,11 @@ def main(_: list[str]) -> None:
 def measure(
     model: str, workers: int, backends: list[str], hosts: Hosts = HERE
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
-    """Runs some backends in turns.
+    """Measures several backends with several sets of processes.
 
     Returns:
-        For each backend, its seconds per step in each round; and for each failed backend, the
-        reason.
+        For each backend that did not fail, the seconds per step in each round. For each backend
+        that failed, the reason.
     """
     steps = FLAGS.steps or MODELS[model].steps
     times: dict[str, list[float]] = {backend: [] for backend in backends}
@@ -143,14 +151,14 @@ def measure(
 
 
 def rotated(backends: list[str], start: int) -> list[str]:
-    """Returns the backends in the same cyclic order, beginning with another one in each set."""
+    """Rotates the list of backends, so that each set of processes begins with another backend."""
     first = start % len(backends)
     return backends[first:] + backends[:first]
 
 
 @contextlib.contextmanager
 def noting(backend: str, missing: dict[str, str]) -> Iterator[None]:
-    """Records why a backend fails."""
+    """Catches the failure of a backend, and adds the reason to `missing`."""
     try:
         yield
     except (MissingError, TeamError) as error:

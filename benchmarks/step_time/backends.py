@@ -1,4 +1,8 @@
-"""The backends to compare, and the backends that each is compared with."""
+"""The backends that the benchmark compares, and the limit and the peer of each backend.
+
+The limit of a backend is the same training without communication. The peer of a backend is another
+way to train the same model.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +15,16 @@ from benchmarks.all_reduce.python import require
 
 @dataclasses.dataclass(frozen=True)
 class Backend:
-    """A way to train; the functions are in `keras_training` and `torch_training`.
+    """A way to train. The function that trains is in the module `<framework>_training`.
 
     Attributes:
-        framework: the framework: `"keras"` (on TensorFlow), `"jax"` (Keras on JAX) or `"torch"`.
-        compiled: whether XLA compiles the step.
-        connected: whether its workers communicate.
-        alone: whether it runs with one worker.
-        several: whether it runs with several workers.
-        of_losses: whether its loss or metric differs from the usual one.
+        framework: `"keras"` (Keras on TensorFlow), `"jax"` (Keras on JAX) or `"torch"`.
+        compiled: whether XLA compiles the training step.
+        connected: whether the workers communicate.
+        alone: whether the backend supports a single worker.
+        several: whether the backend supports several workers.
+        of_losses: whether the backend has a special loss or metric. Such a backend is not measured
+            by default.
     """
 
     framework: str
@@ -52,7 +57,8 @@ BACKENDS = {
     "jax_unconnected": Backend("jax", compiled=True),
 }
 INSTALL_TORCH = "pip install torch==2.13.0, or name a Python that has it by --torch_python"
-# The frameworks that may need a separate Python. Each name is also the name of the package.
+# The frameworks that may be installed in the environment of another Python, and how to install
+# them. The name of the framework is also the name of its module.
 INSTALL = {
     "torch": INSTALL_TORCH,
     "jax": "pip install jax keras, or name a Python that has them by --jax_python",
@@ -60,12 +66,12 @@ INSTALL = {
 
 
 def possible(backends: list[str], workers: int) -> list[str]:
-    """Returns the backends that run with this number of workers."""
+    """Selects the backends that support this number of workers."""
     return [b for b in backends if (BACKENDS[b].alone if workers == 1 else BACKENDS[b].several)]
 
 
 def limit(backend: str, workers: int) -> str:
-    """Returns the backend without communication for the same model, framework and workers."""
+    """Returns the limit of a backend: the backend that does the same without communication."""
     found = BACKENDS[backend]
     if found.framework in INSTALL:
         return {"torch": "ddp_unconnected", "jax": "jax_unconnected"}[found.framework]
@@ -73,7 +79,7 @@ def limit(backend: str, workers: int) -> str:
 
 
 def peer(backend: str, workers: int) -> str:
-    """Returns the backend that trains the same Keras model in another way; "" for torch."""
+    """Returns the peer of a backend: another way to train the same Keras model; "" for torch."""
     if BACKENDS[backend].framework == "torch":
         return ""
     if backend in ("tfdist_sharded", "tfdist_xla"):
@@ -88,14 +94,15 @@ def peer(backend: str, workers: int) -> str:
 
 
 def find_python(backend: str, pythons: Mapping[str, str]) -> str:
-    """Returns the Python that runs a backend.
+    """Returns the Python interpreter that runs the workers of a backend.
 
     Args:
         backend: a key of `BACKENDS`.
-        pythons: a Python for each framework; this Python by default.
+        pythons: the interpreters by framework. Frameworks without an entry use this interpreter.
 
     Raises:
-        MissingError: the Python lacks the framework; the message contains the remedy.
+        MissingError: the interpreter cannot import the framework. The message explains how to
+            install the framework.
     """
     framework = BACKENDS[backend].framework
     python = pythons.get(framework, sys.executable)

@@ -1,4 +1,4 @@
-"""Times the requested numbers of steps, and blocks the process between requests."""
+"""Times the steps that the driver requests, and lets the worker sleep between requests."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from typing import Any
 
 
 class Clock:
-    """Receives numbers of steps through a worker's pipe to the driver, and sends seconds.
+    """Times the steps that the driver requests.
+
+    The driver sends a number of steps through the worker's pipe. After this many steps, the clock
+    sends their total time in seconds, and waits for the next number. The constructor waits for the
+    first number.
 
     Args:
-        pipe: a `multiprocessing` connection.
+        pipe: the `multiprocessing` connection to the driver.
     """
 
     def __init__(self, pipe: Any) -> None:
@@ -18,10 +22,11 @@ class Clock:
         self._await_orders()
 
     def tick(self, result: Any) -> None:
-        """Counts a step that has been taken.
+        """Counts a step. The training loop calls this method after each step.
 
         Args:
-            result: a scalar result of the step; reading it waits until the step has ended.
+            result: a scalar result of the step. The clock reads the result of the last step to wait
+                until this step has ended.
         """
         self._left -= 1
         if not self._left:

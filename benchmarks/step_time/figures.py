@@ -1,4 +1,4 @@
-"""Computes rows and tables from the times of the rounds."""
+"""Computes the rows of the table from the times of the rounds."""
 
 from __future__ import annotations
 
@@ -35,21 +35,27 @@ def make_rows(
     limits: Mapping[str, str],
     peers: Mapping[str, str],
 ) -> list[dict[str, Any]]:
-    """Returns one row per backend.
+    """Returns one row for each backend.
 
     Args:
-        model: the model's name.
+        model: the name of the model.
         workers: the number of workers.
-        rounds: for each backend, its seconds per step in each round.
-        missing: for each backend that could not run, the reason.
-        limits: for each backend, the backend that does the same without communication.
-        peers: for each backend, the backend that it is compared with, or "".
+        rounds: for each backend that did not fail, the seconds per step in each round.
+        missing: for each backend that failed, the reason.
+        limits: for each backend, its limit: the backend that does the same without communication.
+        peers: for each backend, its peer: another way to train the same model, or "".
 
     Returns:
-        Rows with `step_ms` (the median) and its quartiles `low_ms` and `high_ms`, and `best_ms`. If
-        the limit ran, `efficiency` (limit's time / time), and if the peer ran, `ratio` (time /
-        peer's time). Both are computed in each round; the rows contain the median over the rounds
-        and its quartiles.
+        The rows. The row of a failed backend contains the reason as `missing`. Other rows contain:
+
+        - `step_ms`, `low_ms` and `high_ms`: the time of a step, the median and the quartiles over
+          the rounds.
+        - `best_ms`: the time of a step in the fastest round.
+        - `efficiency`: the limit's time divided by the backend's time, if the limit was measured.
+        - `ratio`: the backend's time divided by the peer's time, if the peer was measured.
+
+        `efficiency` and `ratio` are computed in each round. The rows contain their medians and
+        quartiles over the rounds.
     """
     rows: list[dict[str, Any]] = []
     for backend, times in rounds.items():
@@ -72,12 +78,12 @@ def make_rows(
 
 
 def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Formats the rows in aligned columns; a row without figures shows the reason."""
+    """Formats the rows as a table. If a backend failed, its row shows the reason."""
     return format_rows(rows, COLUMNS, format_cell)
 
 
 def divide(upper: Sequence[float], lower: Sequence[float]) -> list[float]:
-    """Returns the ratio of each round."""
+    """Divides the values of each round by other values of the same round."""
     return [a / b for a, b in zip(upper, lower, strict=True)]
 
 
@@ -88,7 +94,7 @@ def spread(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def format_cell(name: str, value: Any) -> str:
-    """Formats a figure for the tables; "" for None."""
+    """Formats a value of a row for the table. None becomes an empty cell."""
     if value is None:
         return ""
     if isinstance(value, float):

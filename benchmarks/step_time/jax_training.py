@@ -1,4 +1,7 @@
-"""Trains the Keras models on JAX; each function takes steps forever and reports them to a clock."""
+"""Trains the Keras models on JAX.
+
+Each function in `TRAINING` takes steps, and calls `clock.tick` after each step. It never returns.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ def alone(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> 
 
 
 def data_parallel(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
-    """Trains with `fit` and Keras's `DataParallel`, over gloo, JAX's collectives for CPUs."""
+    """Trains with `fit` and Keras's `DataParallel`. JAX communicates through gloo on CPUs."""
     if addresses:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         keras.distribution.initialize(addresses[0], len(addresses), rank)
@@ -36,7 +39,7 @@ def data_parallel(workload: Workload, rank: int, addresses: list[str], clock: Cl
 
 
 def fit(workload: Workload, clock: Clock) -> None:
-    """Trains with `model.fit`, with loss and accuracy; each worker has its own rows."""
+    """Trains with `model.fit`, and computes the loss and the accuracy."""
     model = BUILDERS[workload.name]()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(workload.optimizer, loss, metrics=["accuracy"])

@@ -1,4 +1,4 @@
-"""The models in Keras, not compiled; they return logits."""
+"""The models in Keras. They output logits, and are not compiled yet."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from keras import layers
 
 
 def tiny() -> keras.Model:
-    """A model that is small enough for a test."""
+    """Returns a small model for tests."""
     return keras.Sequential([keras.Input([8]), layers.Dense(4)])
 
 
 def mlp() -> keras.Model:
-    """8.4 million parameters and little computation, so that communication dominates."""
+    """Returns a model with 8.4 million parameters. Communication dominates its training step."""
     hidden = [layers.Dense(2048, "relu") for _ in range(2)]
     return keras.Sequential([keras.Input([2048]), *hidden, layers.Dense(10)])
 
 
 def convolve(x: keras.KerasTensor, filters: int, stride: int = 1) -> keras.KerasTensor:
-    """Convolution, batch normalization, ReLU."""
+    """Applies a convolution, batch normalization and ReLU."""
     x = layers.Conv2D(filters, 3, stride, padding="same", use_bias=False)(x)
     return layers.ReLU()(layers.BatchNormalization()(x))
 
 
 def cnn() -> keras.Model:
-    """A residual network of seven convolutions for images of 32x32, with batch normalization."""
+    """Returns a residual network for 32x32 images: seven convolutions with batch normalization."""
 
     images = keras.Input([32, 32, 3])
     x = convolve(images, 32)
@@ -35,7 +35,7 @@ def cnn() -> keras.Model:
 
 
 def resnet() -> keras.Model:
-    """ResNet-20 for images of 32x32: 19 convolutions of 3x3, each with batch normalization."""
+    """Returns ResNet-20 for 32x32 images: 19 convolutions of 3x3 with batch normalization."""
     images = keras.Input([32, 32, 3])
     x = convolve(images, 16)
     for filters in (16, 32, 64):
@@ -47,7 +47,10 @@ def resnet() -> keras.Model:
 
 
 def gpt() -> keras.Model:
-    """A causal transformer of six blocks, 256 wide, over 128 characters: 4.9 million parameters."""
+    """Returns a causal transformer for sequences of 128 characters.
+
+    It has six blocks, width 256 and 4.9 million parameters.
+    """
     tokens = keras.Input([128], dtype="int32")
     positions = keras.ops.cumsum(keras.ops.ones_like(tokens), axis=1) - 1
     x = layers.Embedding(256, 256)(tokens) + layers.Embedding(128, 256)(positions)
@@ -60,7 +63,10 @@ def gpt() -> keras.Model:
 
 
 def lstm() -> keras.Model:
-    """Two recurrent layers of 256 over 64 tokens: many small operations in loops."""
+    """Returns a model with two LSTM layers of 256 units for sequences of 64 tokens.
+
+    Its training step consists of many small operations in loops.
+    """
     tokens = keras.Input([64], dtype="int32")
     x = layers.LSTM(256, return_sequences=True)(layers.Embedding(1000, 128)(tokens))
     return keras.Model(tokens, layers.Dense(1000)(layers.LSTM(256)(x)))

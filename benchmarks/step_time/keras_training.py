@@ -1,4 +1,7 @@
-"""Trains the Keras models; each function takes steps forever and reports them to a clock."""
+"""Trains the Keras models on TensorFlow.
+
+Each function in `TRAINING` takes steps, and calls `clock.tick` after each step. It never returns.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,12 @@ ENDLESS = 10**9
 
 
 def alone(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
-    """Trains with plain Keras, without communication."""
+    """Trains with `fit` and without a strategy, so the workers do not communicate."""
     fit(workload, workload.rows, None, clock)
 
 
 def tfdist_native(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
-    """Trains with `fit` under tfdist's strategy with its defaults."""
+    """Trains with `fit` under tfdist's strategy with its default arguments."""
     import tfdist
 
     strategy = tfdist.MultiWorkerMirroredStrategy()
@@ -42,44 +45,50 @@ def tfdist_loop(workload: Workload, rank: int, addresses: list[str], clock: Cloc
 def tfdist_replica_statistics(
     workload: Workload, rank: int, addresses: list[str], clock: Clock
 ) -> None:
-    """Trains like `tfdist_native`; normalizes with the statistics of each worker's rows."""
+    """Trains like `tfdist_native`, but batch normalization uses only the rows of each worker."""
     os.environ["TFDIST_BATCH_STATISTICS"] = "replica"
     tfdist_native(workload, rank, addresses, clock)
 
 
 def tfdist_mse(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
-    """Trains under tfdist's strategy with the mean squared error of probabilities as the loss."""
+    """Trains under tfdist's strategy. The loss is the mean squared error of the probabilities."""
     fit_probabilities(workload, addresses, clock, mean_square)
 
 
 def tfdist_rmse(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
-    """Trains with the root mean squared error, which is not a mean over the rows."""
+    """Trains like `tfdist_mse`, with the root mean squared error as the loss.
+
+    This loss of a batch is not a mean over its rows.
+    """
     fit_probabilities(workload, addresses, clock, lambda y, p: keras.ops.sqrt(mean_square(y, p)))
 
 
 def tfdist_dice(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
-    """Trains with the Dice loss of the whole batch."""
+    """Trains like `tfdist_mse`, with the Dice loss of the whole batch."""
     fit_probabilities(workload, addresses, clock, lambda y, p: 1 - overlap(y, p))
 
 
 def tfdist_f1(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
-    """Trains with the mean squared error, and a metric that is a ratio of sums over the batch."""
+    """Trains like `tfdist_mse`, with F1 as a metric, which is a ratio of sums over the batch."""
     rounded = of_probabilities(lambda y, p: overlap(y, keras.ops.round(p)))
     fit_probabilities(workload, addresses, clock, mean_square, rounded)
 
 
 def mean_square(y: Any, p: Any) -> Any:
-    """The mean squared error of the whole batch."""
+    """Returns the mean squared error of the whole batch."""
     return keras.ops.mean(keras.ops.square(y - p))
 
 
 def overlap(y: Any, p: Any) -> Any:
-    """The Dice coefficient of the whole batch: F1, if the predictions are zeros and ones."""
+    """Returns the Dice coefficient of the whole batch.
+
+    If all predictions are 0 or 1, this is the F1 score.
+    """
     return 2 * keras.ops.sum(y * p) / (keras.ops.sum(y) + keras.ops.sum(p) + 1e-6)
 
 
 def of_probabilities(compute: Any) -> Any:
-    """Returns a function of labels and logits that passes one-hot vectors and probabilities on."""
+    """Converts a function of one-hot vectors and probabilities to one of labels and logits."""
 
     def function(labels: Any, logits: Any) -> Any:
         return compute(keras.ops.one_hot(labels, logits.shape[-1]), keras.ops.softmax(logits))
@@ -90,14 +99,14 @@ def of_probabilities(compute: Any) -> Any:
 def fit_probabilities(
     workload: Workload, addresses: list[str], clock: Clock, loss: Any, *metrics: Any
 ) -> None:
-    """Trains with `fit` under tfdist's strategy.
+    """Trains with `fit` under tfdist's strategy, with a loss that is computed from probabilities.
 
     Args:
-        workload: the model.
+        workload: the model and the size of its input.
         addresses: the addresses of the workers.
-        clock: counts the steps.
+        clock: the clock that counts the steps.
         loss: a function of one-hot vectors and probabilities.
-        metrics: functions of labels and logits, in addition to the accuracy.
+        metrics: functions of labels and logits. They are computed in addition to the accuracy.
     """
     import tfdist
 
@@ -107,7 +116,7 @@ def fit_probabilities(
 
 
 def tfdist_xla(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
-    """Trains with `fit` under tfdist's strategy, compiled."""
+    """Trains with `fit` under tfdist's strategy, with `jit_compile=True`."""
     import tfdist
 
     strategy = tfdist.MultiWorkerMirroredStrategy()
@@ -115,12 +124,12 @@ def tfdist_xla(workload: Workload, rank: int, addresses: list[str], clock: Clock
 
 
 def alone_xla(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
-    """Trains with plain Keras, compiled."""
+    """Trains like `alone`, with `jit_compile=True`."""
     fit(workload, workload.rows, None, clock, jit_compile=True)
 
 
 def tfdist_sharded(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
-    """Trains with `fit` under tfdist's strategy; each worker updates a share of the weights."""
+    """Trains with `fit` under tfdist's strategy. Each worker updates a part of the weights."""
     import tfdist
 
     strategy = tfdist.MultiWorkerMirroredStrategy(shard_optimizer=True)
@@ -128,7 +137,7 @@ def tfdist_sharded(workload: Workload, rank: int, addresses: list[str], clock: C
 
 
 def tfdist_tensorflow(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
-    """Trains with `fit` under tfdist's strategy with TensorFlow's collectives."""
+    """Trains with `fit` under tfdist's strategy, which uses TensorFlow's collectives."""
     import tfdist
 
     strategy = tfdist.MultiWorkerMirroredStrategy(communication="tensorflow")
@@ -136,14 +145,14 @@ def tfdist_tensorflow(workload: Workload, rank: int, addresses: list[str], clock
 
 
 def fit(workload: Workload, rows: int, strategy: Any, clock: Clock, **settings: Any) -> None:
-    """Trains with `model.fit`, with loss and accuracy.
+    """Trains with `model.fit`, and computes the loss and the accuracy.
 
     Args:
-        workload: the model.
-        rows: the rows of the global batch.
-        strategy: a tf.distribute strategy, or None.
-        clock: counts the steps.
-        settings: keyword arguments of `fit_with`.
+        workload: the model and the size of its input.
+        rows: the number of rows in the global batch.
+        strategy: a `tf.distribute` strategy, or None.
+        clock: the clock that counts the steps.
+        settings: further keyword arguments of `fit_with`.
     """
     tick = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: clock.tick(logs["loss"])
@@ -161,7 +170,17 @@ def fit_with(
     loss: Any = None,
     metrics: Sequence[Any] = (),
 ) -> None:
-    """Trains like `fit`, with a callback instead of the clock, and optional loss and metrics."""
+    """Trains like `fit`, but calls a callback instead of the clock.
+
+    Args:
+        workload: the model and the size of its input.
+        rows: the number of rows in the global batch.
+        strategy: a `tf.distribute` strategy, or None.
+        callback: the callback for `model.fit`.
+        jit_compile: the argument `jit_compile` of `model.compile`.
+        loss: the loss function; None for the usual loss function of all models.
+        metrics: metrics in addition to the accuracy.
+    """
     with strategy.scope() if strategy else contextlib.nullcontext():
         model = BUILDERS[workload.name]()
         model.compile(
@@ -175,7 +194,7 @@ def fit_with(
 
 
 def stock_loop(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
-    """Trains in a custom loop under TensorFlow's strategy, with which Keras 3's `fit` fails."""
+    """Trains in a custom loop under TensorFlow's strategy, because Keras 3's `fit` fails there."""
     options = tf.distribute.experimental.CommunicationOptions(
         implementation=tf.distribute.experimental.CommunicationImplementation.RING
     )
@@ -184,7 +203,10 @@ def stock_loop(workload: Workload, rank: int, addresses: list[str], clock: Clock
 
 
 def loop(workload: Workload, rows: int, strategy: Any, clock: Clock) -> None:
-    """Trains with `strategy.run`, like TensorFlow's guides; see `fit`."""
+    """Trains in a custom loop that calls `strategy.run`, as in TensorFlow's guides.
+
+    See `fit` for the arguments.
+    """
     with strategy.scope():
         model = BUILDERS[workload.name]()
         optimizer = keras.optimizers.get(workload.optimizer)
@@ -214,12 +236,12 @@ def loop(workload: Workload, rows: int, strategy: Any, clock: Clock) -> None:
 
 
 def loss_function(**options: Any) -> Any:
-    """Returns the loss function of all models."""
+    """Returns the usual loss function, which is the same for all models."""
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True, **options)
 
 
 def endless(workload: Workload, rows: int) -> tf.data.Dataset:
-    """Returns a dataset that repeats one batch forever, and takes almost no time to read."""
+    """Returns a dataset that repeats one batch forever. Reading it takes almost no time."""
     random = np.random.default_rng(0)
     if workload.integers:
         x = random.integers(workload.classes, size=(rows, *workload.shape)).astype("int32")

@@ -1,4 +1,7 @@
-"""Processes that sleep between requests, each with a pipe to the driver."""
+"""Starts worker processes that answer requests of the driver, and sleep between requests.
+
+The driver is the process that runs the benchmark.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +22,24 @@ MAX_TEXT = 500
 
 
 class TeamError(Exception):
-    """A worker failed or did not answer; the message names the worker and the reason."""
+    """Raised if a worker failed or did not answer.
+
+    The message contains the rank of the worker and the reason.
+    """
 
 
 class Members:
-    """Workers that answer requests. A text as the answer is the reason for which a worker failed.
+    """Worker processes, each with a pipe through which it receives requests and sends answers.
+
+    If a worker fails, it sends a string with the reason instead of an answer.
 
     Args:
-        commands: for each worker, the program and its arguments. A further argument is added: the
-            order as JSON, with the descriptor of the pipe to the driver as `file`.
-        orders: for each worker, the rest of its order.
-        timeout: seconds to wait for an answer.
+        commands: for each worker, the program and its arguments. The worker gets one more argument:
+            its order, as JSON.
+        orders: for each worker, its order: the keyword arguments of the worker's main function.
+            The key `file` is added, with the descriptor of the worker's end of the pipe. See
+            `serving.serve`.
+        timeout: the maximum time to wait for an answer, in seconds.
     """
 
     def __init__(
@@ -48,10 +58,10 @@ class Members:
             raise
 
     def ask(self, question: Any) -> list[Any]:
-        """Sends a request to all workers concurrently.
+        """Sends a request to all workers, and waits for their answers.
 
         Returns:
-            The answers, in the order of the workers.
+            The answers, ordered by rank.
 
         Raises:
             TeamError: a worker failed or did not answer.
@@ -60,7 +70,7 @@ class Members:
             for member in self._members:
                 member.pipe.send(question)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # The worker's last output is read below.
+            pass  # The worker has ended. `_read` raises an exception with its last output.
         waiting = {member.pipe: rank for rank, member in enumerate(self._members)}
         answers = {}
         end = time.monotonic() + self._timeout
@@ -69,14 +79,15 @@ class Members:
             if not ready:
                 ranks = ", ".join(map(str, waiting.values()))
                 raise TeamError(f"worker {ranks} gave no answer within {self._timeout:.0f} s")
-            # A failed worker answers, although the workers that wait for it do not.
+            # The answers are read in the order in which they arrive. If a worker fails, the other
+            # workers may wait for it and never answer.
             for pipe in ready:
                 rank = waiting.pop(pipe)
                 answers[rank] = self._read(rank)
         return [answers[rank] for rank in sorted(answers)]
 
     def stop(self) -> None:
-        """Kills the processes, if they have not been killed yet."""
+        """Kills the processes. Does nothing if this method has already been called."""
         for member in self._members:
             member.process.kill()
         for member in self._members:
@@ -99,7 +110,7 @@ class Members:
 
 
 class Member:
-    """One process, its pipe, and its output."""
+    """One worker process, the driver's end of its pipe, and the file with its output."""
 
     def __init__(self, command: Sequence[str], order: Mapping[str, Any]) -> None:
         self.pipe: Connection
@@ -114,7 +125,7 @@ class Member:
                 stdout=self.log,
                 stderr=self.log,
                 pass_fds=[file],
-                start_new_session=True,  # Ctrl-C must reach only the driver.
+                start_new_session=True,  # So that Ctrl-C interrupts only the driver.
             )
         except BaseException:
             self.pipe.close()
@@ -124,7 +135,7 @@ class Member:
             theirs.close()
 
     def last_words(self) -> str:
-        """Returns the last lines of the output, joined to one line."""
+        """Returns the last lines that the process has written, joined to one line."""
         self.log.seek(0)
         lines = self.log.read().decode(errors="replace").split("\n")
         words = [line.strip() for line in lines if line.strip()]

@@ -1,4 +1,7 @@
-"""The models that are timed, and the input of a step. Each is built in Keras and in torch."""
+"""The models that the benchmark trains, and the input of their training steps.
+
+The modules `keras_models` and `torch_models` build these models.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,20 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """The input of a worker's step: random values and labels, the same in each step.
+    """A model, and the input of its training step.
+
+    The input and the labels are random. They are the same in every step.
 
     Attributes:
-        name: the name of the model, in `keras_models` and `torch_models`.
-        shape: the shape of one row of the input.
-        labels: the shape of one row of the labels.
-        classes: the number of values of the labels, and of the input if it consists of integers.
+        name: the name of the model in `keras_models.BUILDERS` and `torch_models.BUILDERS`.
+        shape: the shape of the input without the batch dimension.
+        labels: the shape of the labels without the batch dimension.
+        classes: the number of classes: labels are integers from 0 to `classes - 1`. If the input
+            consists of integers, they are in the same range.
         rows: the number of rows per worker and step.
         steps: the default number of steps in a round.
         integers: whether the input consists of integers.
-        optimizer: one of `OPTIMIZERS`.
+        optimizer: a key of `OPTIMIZERS`.
     """
 
     name: str
@@ -30,7 +36,7 @@ class Workload:
     optimizer: str = "sgd"
 
 
-# The optimizers, with Keras's default learning rates.
+# For each optimizer, Keras's default learning rate, which torch must use, too.
 OPTIMIZERS = {"sgd": 0.01, "adam": 0.001}
 
 MODELS = {

@@ -1,4 +1,4 @@
-"""The processes of one backend, which are started once and take steps on request."""
+"""Starts the workers of one backend, which then take steps on request."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ["Team", "TeamError"]
 
 
 class Team(Members):
-    """Workers of one backend that sleep until steps are requested.
+    """The workers of one backend, which sleep until the driver requests steps.
 
     Args:
         backend: a key of `BACKENDS`.
         model: a key of `MODELS`.
-        workers: the number of processes; worker i runs on core i only, with one compute thread.
+        workers: the number of workers. Each has one core and one compute thread; see `take_place`.
         optimizer: a key of `OPTIMIZERS`.
-        pythons: see `find_python`.
-        timeout: seconds to wait for an answer.
-        hosts: a host for each worker; by default, all workers are on this host.
+        pythons: the Python interpreters by framework; see `find_python`.
+        timeout: the maximum time to wait for an answer, in seconds.
+        hosts: the hosts, one for each worker. By default, all workers are on this host.
 
     Raises:
         MissingError: the backend cannot run here.
@@ -59,7 +59,7 @@ class Team(Members):
         """Takes steps on all workers concurrently.
 
         Returns:
-            The seconds that the slowest worker took.
+            The total time of the steps on the slowest worker, in seconds.
 
         Raises:
             TeamError: a worker failed or did not answer.
@@ -68,7 +68,7 @@ class Team(Members):
 
 
 def free_addresses(count: int) -> list[str]:
-    """Returns addresses of this machine with free ports."""
+    """Returns loopback addresses with free ports."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     addresses = [f"127.0.0.1:{s.getsockname()[1]}" for s in sockets]
     for s in sockets:

@@ -1,4 +1,4 @@
-"""The models of `keras_models` in torch, with the same layers; they return logits."""
+"""The models of `keras_models` in torch, with the same layers. They output logits."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from torch.nn import functional
 
 
 def tiny() -> nn.Module:
-    """A model that is small enough for a test."""
+    """Returns a small model for tests."""
     return nn.Linear(8, 4)
 
 
 def mlp() -> nn.Module:
-    """8.4 million parameters and little computation."""
+    """Returns a model with 8.4 million parameters. Communication dominates its training step."""
     hidden = [layer for _ in range(2) for layer in (nn.Linear(2048, 2048), nn.ReLU())]
     return nn.Sequential(*hidden, nn.Linear(2048, 10))
 
 
 def convolve(before: int, filters: int, stride: int = 1) -> nn.Module:
-    """Convolution, batch normalization with Keras's constants, ReLU."""
+    """Returns a convolution, batch normalization with Keras's default arguments, and ReLU."""
     return nn.Sequential(
         nn.Conv2d(before, filters, 3, stride, padding=1, bias=False),
         nn.BatchNorm2d(filters, eps=1e-3, momentum=0.01),
@@ -28,7 +28,11 @@ def convolve(before: int, filters: int, stride: int = 1) -> nn.Module:
 
 
 class Residual(nn.Module):
-    """The sum of two convolutions and a 1x1 convolution that halves the image, or the identity."""
+    """A residual block: the sum of a long branch and a short branch.
+
+    The long branch consists of two convolutions. If the block reduces the size of the image, the
+    short branch is a 1x1 convolution with the same stride. Otherwise, it is the identity.
+    """
 
     def __init__(self, before: int, filters: int, stride: int = 2) -> None:
         super().__init__()
@@ -40,14 +44,14 @@ class Residual(nn.Module):
 
 
 def cnn() -> nn.Module:
-    """A residual network of seven convolutions for images of 32x32, with batch normalization."""
+    """Returns a residual network for 32x32 images: seven convolutions with batch normalization."""
     blocks = [Residual(before, filters) for before, filters in ((32, 32), (32, 64), (64, 128))]
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10)]
     return nn.Sequential(convolve(3, 32), *blocks, *head)
 
 
 def resnet() -> nn.Module:
-    """ResNet-20 for images of 32x32: 19 convolutions of 3x3, each with batch normalization."""
+    """Returns ResNet-20 for 32x32 images: 19 convolutions of 3x3 with batch normalization."""
     blocks = [Residual(16, 16, 1) for _ in range(3)]
     for filters in (32, 64):
         blocks += [Residual(filters // 2, filters), *(Residual(filters, filters, 1) for _ in "12")]
@@ -56,7 +60,7 @@ def resnet() -> nn.Module:
 
 
 class Block(nn.Module):
-    """Causal attention and a hidden layer, each after a normalization."""
+    """A transformer block: causal attention and a hidden layer, each after layer normalization."""
 
     def __init__(self, width: int, heads: int = 8) -> None:
         super().__init__()
@@ -80,7 +84,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A causal transformer of six blocks, 256 wide, over 128 characters."""
+    """A causal transformer with six blocks and width 256 for sequences of 128 characters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +99,10 @@ class GPT(nn.Module):
 
 
 class LSTM(nn.Module):
-    """Two recurrent layers of 256 over 64 tokens; torch's layers have a second bias."""
+    """A model with two LSTM layers of 256 units for sequences of 64 tokens.
+
+    In contrast to Keras, torch's LSTM layers have two bias vectors.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,7 @@
-"""Trains the torch models; each function takes steps forever and reports them to a clock."""
+"""Trains the torch models.
+
+Each function in `TRAINING` takes steps, and calls `clock.tick` after each step. It never returns.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,13 @@ from benchmarks.step_time.torch_models import BUILDERS
 
 
 def alone(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
-    """Trains in a plain loop, without communication."""
+    """Trains without communication."""
     torch.set_num_threads(1)
     train(BUILDERS[workload.name](), workload, clock)
 
 
 def ddp(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
-    """Trains in the same loop with `DistributedDataParallel` and its defaults, over gloo."""
+    """Trains with `DistributedDataParallel` and its default arguments, over gloo."""
     torch.set_num_threads(1)
     if addresses:
         start = f"tcp://{addresses[0]}"
@@ -30,7 +33,7 @@ def ddp(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> No
 
 
 def train(model: nn.Module, workload: Workload, clock: Clock) -> None:
-    """Trains with loss and accuracy, like Keras's `fit`."""
+    """Runs a training loop that computes the loss and the accuracy, like Keras's `fit`."""
     x, y = data(workload)
     optimizer = CLASSES[workload.optimizer](model.parameters(), lr=OPTIMIZERS[workload.optimizer])
     loss_function = nn.CrossEntropyLoss()
@@ -47,7 +50,10 @@ def train(model: nn.Module, workload: Workload, clock: Clock) -> None:
 
 
 def data(workload: Workload) -> tuple[Tensor, Tensor]:
-    """Returns a random batch of one worker: images with the channels first, and flat labels."""
+    """Returns a random batch of one worker: its rows, and its labels as a one-dimensional tensor.
+
+    Images have the channels first, as torch expects.
+    """
     torch.manual_seed(0)
     rows, shape = workload.rows, workload.shape
     if workload.integers:

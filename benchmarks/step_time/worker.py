@@ -1,4 +1,4 @@
-"""A worker's process: sets the variables that the frameworks read at import, and then trains."""
+"""The program of a worker: configures its process, imports the framework, and then trains."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from benchmarks.step_time.serving import serve
 def work(
     pipe: Connection, backend: str, model: str, optimizer: str, rank: int, addresses: list[str]
 ) -> None:
-    """Trains until the driver is gone.
+    """Trains until the driver closes the pipe.
 
     Args:
         pipe: the pipe to the driver.
         backend: a key of `BACKENDS`.
         model: a key of `MODELS`.
         optimizer: a key of `OPTIMIZERS`.
-        rank: the rank of this worker, which is also the number of its core.
-        addresses: the addresses of all workers; empty if they do not communicate.
+        rank: the rank of this worker. It also selects the worker's core.
+        addresses: the addresses of all workers; empty if the workers do not communicate.
     """
     take_place(rank, addresses)
     training = importlib.import_module(

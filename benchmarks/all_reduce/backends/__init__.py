@@ -1,4 +1,4 @@
-"""The backends: for each of them, a function that returns the processes to start for a `Job`."""
+"""The backends: each is a function that takes a `Job` and returns the processes to start."""
 
 from __future__ import annotations
 

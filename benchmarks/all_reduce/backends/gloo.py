@@ -1,4 +1,4 @@
-"""Gloo, through `torch.distributed`."""
+"""The backend `gloo`: Gloo's all-reduce, called through `torch.distributed`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from benchmarks.all_reduce.python import ENVIRONMENT, require
 
 
 def gloo(job: Job) -> list[Process]:
-    """Returns one process per rank."""
+    """Returns the processes to start: one for each rank."""
     remedy = "pip install torch==2.13.0, or name a Python that has it by --torch_python"
     require(job.torch_python, "torch", remedy)
     program = [job.torch_python, "-m", "benchmarks.all_reduce.ranks.gloo"]

@@ -1,4 +1,4 @@
-"""Intel MPI, from pip."""
+"""The backend `impi`: Intel MPI, which can be installed with pip."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PARTS = ("bin/mpiexec.hydra", "lib/libmpi.so", "include/mpi.h")
 
 
 def impi(job: Job) -> list[Process]:
-    """Returns one `mpiexec` process for all ranks."""
+    """Returns the process to start: `mpiexec`, which starts all ranks."""
     root = find(job)
     library = root / "lib"
     program = build(
@@ -24,7 +24,7 @@ def impi(job: Job) -> list[Process]:
         "I_MPI_ROOT": str(root),
         "LD_LIBRARY_PATH": str(library),
         "I_MPI_FABRICS": "shm",
-        "I_MPI_PIN": "off",  # The ranks of other backends are not pinned either.
+        "I_MPI_PIN": "off",  # The other backends do not pin their ranks to cores either.
     }
     command = [str(root / PARTS[0]), "-n", str(job.ranks)]
     if job.hosts.namespaces:
@@ -44,15 +44,18 @@ def impi(job: Job) -> list[Process]:
 
 
 def find(job: Job) -> Path:
-    """Returns the folder of Intel MPI: `impi_root`, or the environment of this or torch's Python.
+    """Returns the folder of Intel MPI.
+
+    If `job.impi_root` is empty, searches the environments of this Python and of `torch_python`.
 
     Raises:
-        MissingError: Intel MPI is in none of these folders.
+        MissingError: Intel MPI is not in these folders.
     """
     if job.impi_root:
         roots = [Path(job.impi_root)]
     else:
-        # The interpreter of a virtual environment links to another one, so it is not resolved.
+        # In a virtual environment, `bin/python` is a link to an interpreter outside of the
+        # environment. So the link must not be resolved.
         roots = [Path(sys.prefix), Path(job.torch_python).absolute().parent.parent]
     for root in roots:
         if all((root / part).exists() for part in PARTS):

@@ -1,4 +1,4 @@
-"""Open MPI."""
+"""The backend `mpi`: Open MPI."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INSTALL = "apt-get install openmpi-bin libopenmpi-dev"
 
 
 def mpi(job: Job) -> list[Process]:
-    """Returns one `mpirun` process for all ranks."""
+    """Returns the process to start: `mpirun`, which starts all ranks."""
     mpirun, mpicc = find()
     program = build(mpicc, [RANKS / "mpi.c"], job.builds / "mpi")
     command = launcher(mpirun, job.ranks)
@@ -28,7 +28,10 @@ def mpi(job: Job) -> list[Process]:
 
 
 def launcher(mpirun: str, ranks: int) -> list[str]:
-    """Returns the command that starts ranks. They are not pinned, and may outnumber the cores."""
+    """Returns the `mpirun` command that starts ranks, without the program to run.
+
+    The ranks are not pinned to cores. There may be more ranks than cores.
+    """
     return [mpirun, "--oversubscribe", "--bind-to", "none", "-n", str(ranks)]
 
 
@@ -36,9 +39,10 @@ def find() -> tuple[str, str]:
     """Returns the paths of Open MPI's commands `mpirun` and `mpicc`.
 
     Raises:
-        MissingError: a command is not installed, or belongs to another MPI.
+        MissingError: a command is not installed, or `mpirun` belongs to another MPI implementation.
     """
-    # If several MPIs are installed, Debian adds their names to the commands.
+    # If several MPI implementations are installed, Debian names the commands `mpirun.openmpi` and
+    # so on.
     found = [shutil.which(f"{c}.openmpi") or shutil.which(c) for c in ("mpirun", "mpicc")]
     if not all(found):
         raise MissingError(f"there is no mpirun with mpicc; {INSTALL}")

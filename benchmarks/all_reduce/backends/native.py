@@ -1,4 +1,4 @@
-"""tfdist's own core by its C API, without TensorFlow."""
+"""The backend `native`: tfdist's core, called through its C API and without TensorFlow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.all_reduce.python import ENVIRONMENT
 
 
 def native(job: Job) -> list[Process]:
-    """Returns one process per rank."""
+    """Returns the processes to start: one for each rank."""
     core, headers = find_core()
     loop = build(
         "gcc", [RANKS / "native.c"], job.builds / "loop.so",
@@ -22,10 +22,12 @@ def native(job: Job) -> list[Process]:
 
 
 def find_core() -> tuple[Path, Path]:
-    """Returns the core's library, which is compiled if necessary, and the folder of its headers.
+    """Returns the path of the core's library, and the folder of its headers.
+
+    Compiles the library if necessary.
 
     Raises:
-        MissingError: tfdist is not installed, or its core is not available.
+        MissingError: tfdist is not installed, or its core can be neither loaded nor compiled.
     """
     try:
         from tfdist._src import native as package

@@ -1,4 +1,4 @@
-"""tfdist's all-reduce as a TensorFlow operation."""
+"""The backend `native_op`: tfdist's all-reduce as a TensorFlow operation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.all_reduce.python import ENVIRONMENT, require
 
 
 def native_op(job: Job) -> list[Process]:
-    """Returns one process per rank."""
+    """Returns the processes to start: one for each rank."""
     require(sys.executable, "tensorflow", "pip install tensorflow")
     find_core()
     env = {**ENVIRONMENT, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "2"}

@@ -1,1 +1,1 @@
-"""The programs of the ranks, in Python and in C."""
+"""The programs that the ranks run, in Python and in C."""

@@ -1,4 +1,5 @@
-/* Prints the nanoseconds that a word takes from one core to another; nothing where there is one. */
+/* Prints the time in which a write by one core becomes visible to another core, in nanoseconds.
+   Prints nothing if this process may use only one core. */
 #define _GNU_SOURCE
 #include <sched.h>
 #include <stdatomic.h>
@@ -34,7 +35,8 @@ int main(void) {
   int me = fork() == 0;
   pin(me);
   double best = 1e18;
-  for (int i = 0; i < TRIES; i++) { /* The best of them, for somebody else may want a core. */
+  /* The shortest time of several, because other programs may use the cores, too. */
+  for (int i = 0; i < TRIES; i++) {
     double start = now();
     for (int j = 0; j < TURNS; j++) {
       while (atomic_load(turn) % 2 != me) {

@@ -1,4 +1,4 @@
-"""`torch.distributed.all_reduce` over gloo, in place."""
+"""Runs a rank of the backend `gloo`: reduces in place with `torch.distributed.all_reduce`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.all_reduce.ranks import rank
 
 
 def main() -> None:
-    """Joins the group, and executes the driver's commands."""
+    """Joins the process group, and executes the driver's commands."""
     arguments = rank.read_arguments()
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -38,7 +38,7 @@ def main() -> None:
         return wrong
 
     def measure(repetitions: int) -> float:
-        dist.all_reduce(first)  # All ranks begin together.
+        dist.all_reduce(first)  # A barrier, so that all ranks begin at the same time.
         start = time.perf_counter()
         for _ in range(repetitions):
             dist.all_reduce(data)

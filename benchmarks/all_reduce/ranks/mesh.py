@@ -1,4 +1,7 @@
-"""Connects the native ranks of a run by TCP and by shared memory, without authentication."""
+"""Connects the ranks of the backends that use tfdist's core, without authentication.
+
+All ranks are connected by TCP. Ranks on the same host also share a memory segment.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +21,21 @@ KINDS = ("control", "data")
 
 @dataclass(frozen=True)
 class Mesh:
-    """A rank's connections to the other ranks; the fields are those of `tfd_setup`.
+    """A rank's connections to the other ranks. The fields have the same names in `tfd_setup`.
 
     Attributes:
         name: the name of the group.
         rank: the rank of this process.
         size: the number of ranks in the group.
-        ranks: the name of each rank in messages.
+        ranks: for each rank, its name in messages.
         hosts: for each rank, the number of its host.
-        control: for each rank, a connected socket; -1 for this process.
-        data: for each rank of another host, a connected socket; else -1.
-        segment: a descriptor of the memory shared by this host's ranks; -1 for a single rank.
-        segment_bytes: the size of this memory.
+        control: for each rank, the descriptor of a socket that is connected to the rank; -1 for the
+            rank of this process.
+        data: for each rank on another host, the descriptor of a second socket that is connected to
+            the rank; -1 for the ranks on this host.
+        segment: the descriptor of the memory that the ranks on this host share; -1 if this host has
+            only one rank.
+        segment_bytes: the size of the shared memory.
     """
 
     name: str
@@ -48,13 +54,14 @@ def connect(arguments: Arguments, segment_bytes: Callable[[int], int]) -> Mesh:
 
     Args:
         arguments: the arguments of the command line.
-        segment_bytes: returns the size of the shared memory for a number of ranks of one host.
+        segment_bytes: a function that takes the number of ranks on a host, and returns the size of
+            the memory that these ranks must share.
     """
     rank, hosts = arguments.rank, arguments.hosts
     neighbours = hosts.count(hosts[rank])
     bytes_ = segment_bytes(neighbours) if neighbours > 1 else 0
-    # Each rank opens the memory by its name. The name is removed after all ranks have connected,
-    # because by then they have opened the memory.
+    # All ranks of a host open the shared memory by the same name. A rank opens the memory before it
+    # connects to the other ranks. So this rank can remove the name after all ranks have connected.
     path = f"/dev/shm/{arguments.control.strip('/').replace('/', '-')}-{hosts[rank]}"
     segment = -1
     if bytes_:
@@ -83,7 +90,7 @@ def connect(arguments: Arguments, segment_bytes: Callable[[int], int]) -> Mesh:
 
 
 def listen(address: str) -> socket.socket:
-    """Returns a listener on this rank's address."""
+    """Returns a socket that listens on an address of the form `host:port`."""
     host, _, port = address.rpartition(":")
     listener = socket.create_server((host, int(port)), backlog=256)
     listener.settimeout(60)
@@ -91,7 +98,16 @@ def listen(address: str) -> socket.socket:
 
 
 def dial(address: str, rank: int, kind: int) -> int:
-    """Connects to a rank, which may not listen yet, and sends it this rank and the kind."""
+    """Connects to a rank, and returns the descriptor of the socket.
+
+    If the other rank does not listen yet, retries for up to a minute. Then sends the rank of this
+    process and the kind of connection, so that the other rank can identify the connection.
+
+    Args:
+        address: the address of the other rank.
+        rank: the rank of this process.
+        kind: an index into `KINDS`.
+    """
     host, _, port = address.rpartition(":")
     end = time.monotonic() + 60
     while True:

@@ -1,4 +1,4 @@
-/* MPI_Allreduce, for every implementation of MPI. */
+/* A rank of the backends `mpi` and `impi`: calls MPI_Allreduce. */
 #include "rank.h"
 
 #include <mpi.h>
@@ -9,7 +9,7 @@ static const char* reduce(const float* in, float* out, size_t count) {
   return code == MPI_SUCCESS ? NULL : "MPI_Allreduce failed";
 }
 
-/* Arguments: the control socket, and 1 to reduce in place. */
+/* Arguments: the path of the control socket; and 1 to reduce in place, otherwise 0. */
 int main(int argc, char** argv) {
   MPI_Init(&argc, &argv);
   int rank, size;

@@ -1,4 +1,4 @@
-/* tfdist's core, called in a loop in C, so that the cost of a call from Python does not count. */
+/* Calls tfdist's core in a loop in C, so that the measured time contains no calls from Python. */
 #include "c_api.h"
 #include "rank.h"
 
@@ -10,7 +10,8 @@ static const char* reduce(const float* in, float* out, size_t count) {
   return code ? tfd_error() : NULL;
 }
 
-/* Makes a communicator over what a mesh has connected, and serves. A message where it fails. */
+/* Creates a communicator from the connections of a mesh, and executes the driver's commands until
+   the driver closes the connection. Returns NULL, or an error message. */
 const char* serve(const char* path, int in_place, int rank, int size, const char* const* ranks,
                   const int* hosts, const int* control, const int* data, int segment,
                   size_t segment_bytes) {

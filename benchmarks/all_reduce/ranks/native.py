@@ -1,4 +1,4 @@
-"""tfdist's core without TensorFlow: connects the ranks, and then measures in C."""
+"""Runs a rank of the backend `native`: connects the ranks in Python, and then measures in C."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from benchmarks.all_reduce.ranks.mesh import connect
 
 
 def main() -> None:
-    """Joins the group, and executes the driver's commands.
+    """Connects to the other ranks, and executes the driver's commands.
 
-    The paths of the core and of the loop, and 1 for a reduction in place, precede the usual
-    arguments.
+    The command line has three arguments before those of `rank.Arguments`: the path of the core's
+    library; the path of the library that is compiled from native.c; and 1 to reduce in place,
+    otherwise 0.
     """
     core_path, loop_path, in_place = sys.argv[1:4]
     arguments = rank.read_arguments()

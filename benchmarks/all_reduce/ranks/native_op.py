@@ -1,4 +1,4 @@
-"""tfdist's all-reduce in a loop inside of a `tf.function`."""
+"""Runs a rank of the backend `native_op`: tfdist's all-reduce in a loop in a `tf.function`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfdist._src.options import Options
 
 
 def main() -> None:
-    """Joins the group, and executes the driver's commands."""
+    """Connects to the other ranks, and executes the driver's commands."""
     arguments = rank.read_arguments()
     connected = connect(arguments, native.load().library.tfd_segment_bytes)
     communicator = open_mesh(Mesh(**vars(connected)), Options.from_environment())

@@ -1,4 +1,4 @@
-/* A rank in C: connects to the driver and does what it says, asleep in a read in between. */
+/* A rank in C: connects to the driver and executes its commands; see team.py. */
 #pragma once
 
 #include <stdio.h>
@@ -11,15 +11,16 @@
 
 typedef struct {
   int rank;
-  int factor;   /* what comes out is the pattern times this */
-  int in_place; /* whether `out` is `in` */
-  /* One reduction; a message where it failed, else NULL. */
+  int factor;   /* the expected result is the pattern times this factor */
+  int in_place; /* whether `out` and `in` are the same buffer */
+  /* Reduces once. Returns NULL, or an error message. */
   const char* (*reduce)(const float* in, float* out, size_t count);
 } rank_program;
 
 static inline int all_factors(int size) { return size * (size + 1) / 2; }
 
-/* Small whole numbers, so that sums are exact; a prime period, so that no displacement fits. */
+/* The values are small integers, so that sums are exact. Their period is a prime number, so that
+   the check detects values at wrong positions. */
 static inline float pattern(size_t i) { return (float)(i % 251 + 1); }
 
 static double rank_clock(void) {
@@ -47,7 +48,7 @@ static float* rank_allocate(size_t count) {
   return data;
 }
 
-/* Serves until the driver hangs up. */
+/* Executes commands until the driver closes the connection. */
 static void rank_serve(const char* path, const rank_program* program) {
   FILE* commands = rank_connect(path, program->rank);
   int answers = fileno(commands);
@@ -72,11 +73,12 @@ static void rank_serve(const char* path, const rank_program* program) {
       error = program->reduce(in, out, count);
       size_t wrong = 0;
       for (size_t i = 0; i < count; i++) wrong += out[i] != program->factor * pattern(i);
-      /* Zeros stay zeros in place, however often they are summed. */
+      /* The sum of zeros is zero, so the values do not grow if they are reduced in place. */
       memset(in, 0, count * sizeof(float));
       if (!error) dprintf(answers, "%zu\n", wrong);
     } else if (sscanf(line, "time %zu", &number) == 1) {
-      error = program->reduce(in, out, 1); /* All begin together. */
+      /* A barrier, so that all ranks begin at the same time. */
+      error = program->reduce(in, out, 1);
       double start = rank_clock();
       for (size_t i = 0; i < number && !error; i++) error = program->reduce(in, out, count);
       double seconds = rank_clock() - start;

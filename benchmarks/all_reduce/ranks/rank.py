@@ -1,4 +1,4 @@
-"""A rank in Python: executes the driver's commands, and sleeps in a read between them."""
+"""A rank in Python: connects to the driver and executes its commands; see `team.Team`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-# The values are small integers, so that sums are exact. Their period is prime, so that shifted
-# values are detected.
+# The checked values are 1, 2, ..., `PERIOD`, 1, 2, and so on. They are small integers, so that sums
+# are exact. Their period is a prime number, so that the check detects values at wrong positions.
 PERIOD = 251
 
 
@@ -17,7 +17,7 @@ class Arguments(NamedTuple):
     """The arguments of a rank's command line.
 
     Attributes:
-        control: the path of the driver's socket.
+        control: the path of the Unix socket at which the driver listens.
         rank: the rank of this process.
         addresses: the addresses of all ranks.
         hosts: for each rank, the number of its host.
@@ -34,12 +34,16 @@ class Arguments(NamedTuple):
 
     @property
     def factor(self) -> int:
-        """The factor between the pattern and the expected sum."""
+        """The sum of 1, 2, ..., `size`.
+
+        Rank i contributes the known values multiplied by i + 1. So the result must be the known
+        values multiplied by `factor`.
+        """
         return self.size * (self.size + 1) // 2
 
 
 def read_arguments() -> Arguments:
-    """Returns the last four arguments of the command line."""
+    """Parses the last four arguments of the command line."""
     control, rank, addresses, hosts = sys.argv[-4:]
     return Arguments(control, int(rank), addresses.split(","), list(map(int, hosts.split(","))))
 
@@ -49,9 +53,10 @@ def serve(arguments: Arguments, check: Callable[[int], int], time: Callable[[int
 
     Args:
         arguments: the arguments of the command line.
-        check: takes a number of bytes, reduces known values, and returns the number of wrong
-            elements.
-        time: takes a number of repetitions, and returns their total seconds.
+        check: a function that takes a number of bytes, reduces a vector of this size with known
+            values, and returns the number of wrong elements.
+        time: a function that takes a number of repetitions, reduces a vector of zeros this many
+            times, and returns the total time in seconds.
     """
     orders: dict[str, Callable[[int], Any]] = {"check": check, "time": time}
     driver = socket.socket(socket.AF_UNIX)
@@ -64,5 +69,5 @@ def serve(arguments: Arguments, check: Callable[[int], int], time: Callable[[int
         except Exception as error:
             answer = "error " + f"{type(error).__name__}: {error}".splitlines()[0]
         driver.sendall(f"{answer}\n".encode())
-    # The frameworks' own shutdown would wait for peers that are also ending.
+    # The normal shutdown of some frameworks waits for the other ranks, which are also exiting.
     os._exit(0)

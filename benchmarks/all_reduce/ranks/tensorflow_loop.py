@@ -1,4 +1,7 @@
-"""Repeats a reduction of TensorFlow tensors in a graph, so that Python's calls are not measured."""
+"""Repeats a reduction in a loop in a TensorFlow graph.
+
+So the measured time contains no calls from Python.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,14 @@ from benchmarks.all_reduce.ranks import rank
 def serve_reduction(
     arguments: rank.Arguments, reduce: Callable[[Any, Any], Any], device: str
 ) -> None:
-    """Executes the driver's commands by an operation.
+    """Executes the driver's commands with a TensorFlow operation.
 
     Args:
         arguments: the arguments of the command line.
-        reduce: takes a tensor, and a number that differs in every call but is the same on all
-            ranks; returns the sum.
-        device: the device that the operation runs on.
+        reduce: a function that takes a tensor and a scalar key, adds an all-reduce of the tensor to
+            the graph, and returns the sum. The key identifies the all-reduce: it is the same on all
+            ranks, and different for each all-reduce.
+        device: the device on which the operation runs.
     """
     spec = tf.TensorSpec([None], tf.float32)
     number = tf.TensorSpec([], tf.int32)
@@ -57,13 +61,13 @@ def serve_reduction(
         if len(pattern) != count:
             pattern = np.resize(np.arange(1, rank.PERIOD + 1, dtype=np.float32), count)
             data = tf.zeros([count])
-        repeat(data, new_key(), tf.constant(1))  # Traced here, so that tracing is not timed.
+        repeat(data, new_key(), tf.constant(1))  # Traces the function before it is timed.
         result = once(tf.constant(pattern * np.float32(arguments.rank + 1)), new_key())
         return int(np.count_nonzero(result.numpy() != pattern * np.float32(arguments.factor)))
 
     def measure(repetitions: int) -> float:
         first, following = new_key(), new_key(repetitions)
-        once(tf.zeros([1]), first)  # All ranks begin together.
+        once(tf.zeros([1]), first)  # A barrier, so that all ranks begin at the same time.
         start = time.perf_counter()
         repeat(data, following, tf.constant(repetitions)).numpy()
         return time.perf_counter() - start

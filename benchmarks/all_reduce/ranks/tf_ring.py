@@ -1,4 +1,4 @@
-"""TensorFlow's RING collectives between servers, in a loop inside of a `tf.function`."""
+"""Runs a rank of the backend `tf_ring`: TensorFlow's collectives in a loop in a `tf.function`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tfdist._src.internals.tensorflow import start_server
 
 
 def main() -> None:
-    """Starts this rank's server, and executes the driver's commands."""
+    """Starts TensorFlow's server of this rank, and executes the driver's commands."""
     arguments = rank.read_arguments()
     leader = "/job:worker/replica:0/task:0"
     start_server({"worker": arguments.addresses}, "worker", arguments.rank, leader)
