@@ -4,8 +4,9 @@
     tfdist run -n 2 examples/char_lm.py       # the same training on two workers
 
 There is nothing to download. Training reaches a validation loss of at most GOAL nats per character
-on held-out modules (1.76 with Python 3.11's library). For comparison, the best loss is 3.15 from
-character frequencies alone, and 2.42 given the previous character.
+on held-out modules (1.76 with Python 3.11's library). For comparison, a model that only knows the
+frequencies of characters reaches at best 3.15, and a model that also knows the previous character
+at best 2.42.
 """
 
 import pathlib
@@ -40,14 +41,14 @@ def read_library():
 
 
 def draw(text, count):
-    """Random pieces of a text, and the same pieces shifted by one character."""
+    """Draws random pieces of a text. Returns them, and the same pieces shifted by one character."""
     starts = np.random.default_rng(FLAGS.seed).integers(len(text) - LENGTH, size=(count, 1))
     pieces = text[starts + np.arange(LENGTH + 1)]
     return pieces[:, :-1], pieces[:, 1:]
 
 
 def build_model():
-    """Maps characters, (batch, LENGTH), to the logits of each next character."""
+    """Builds a model that maps characters, (batch, LENGTH), to logits of each next character."""
     tokens = keras.Input([LENGTH], dtype="int32")
     positions = keras.ops.cumsum(keras.ops.ones_like(tokens), axis=1) - 1
     x = layers.Embedding(VOCABULARY, WIDTH)(tokens) + layers.Embedding(LENGTH, WIDTH)(positions)
@@ -68,7 +69,7 @@ def make_optimizer(rate, steps, momentum=0.9):
 
 
 def write(model, text, count, temperature=0.7):
-    """Continues a text, drawing each character from the model's prediction."""
+    """Continues a text: draws each next character from the model's prediction."""
     compiled, random = tf.function(model), np.random.default_rng(FLAGS.seed)
     for _ in range(count):
         recent = text[-LENGTH:].encode()

@@ -7,9 +7,9 @@
     export FSSPEC_S3_ENDPOINT_URL=https://… AWS_ACCESS_KEY_ID=… AWS_SECRET_ACCESS_KEY=…
     tfdist run -n 2 examples/file_shards.py --files='s3://bucket/chars/*.tfrecord'
 
-`--files` names any file system of fsspec; the suffix decides how the files are read. The model
-predicts each character of Python's standard library from the eight before it. The last file is
-held out.
+`--files` may name files in any file system that fsspec supports. The suffix of the names determines
+the format of the files. The model predicts each character of Python's standard library from the
+eight before it. The last file is held out for validation.
 """
 
 import os
@@ -58,7 +58,7 @@ def write_files(count):
 
 
 def write_parquet(file, rows):
-    """Writes one row group: contexts, as fixed-size lists, and the characters that follow them."""
+    """Writes one row group with contexts (fixed-size lists) and the characters that follow them."""
     contexts = pa.FixedSizeListArray.from_arrays(rows[:, :-1].ravel(), CONTEXT)
     pq.write_table(pa.table({"context": contexts, "next": rows[:, -1]}), file)
 
@@ -91,7 +91,7 @@ def read(urls):
 
 
 def local(url):
-    """Returns the local path of a file; each worker first copies a remote file, once."""
+    """Returns the local path of a file; each worker first downloads a remote file, once."""
     return fsspec.open_local(url if url.startswith("file:") else f"simplecache::{url}")
 
 
@@ -129,7 +129,7 @@ def train():
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(keras.optimizers.Adam(1e-3), loss)
 
-    # Otherwise the workers would also divide this dataset by files, but it has only one file.
+    # The validation data has only one file, so the workers must divide it by rows, not by files.
     by_rows = tf.data.Options()
     by_rows.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
 

@@ -1,11 +1,12 @@
-"""Trains a small GPT to write Python, in stages: by default two pipelines of two workers each.
+"""Trains a small GPT to write Python, in stages: by default, two pipelines of two workers each.
 
     tfdist run -n 4 examples/gpt_pipeline.py                # pipeline 2 x data 2
     tfdist run -n 2 examples/gpt_pipeline.py                # one pipeline of two workers
     tfdist run -n 4 examples/gpt_pipeline.py --pipeline=4 --schedule=zb_h1
 
 The text is the source of Python's standard library, so there is nothing to download. For
-comparison, the best validation loss from character frequencies alone is 3.15 nats.
+comparison, a model that only knows the frequencies of characters reaches at best a validation loss
+of 3.15 nats.
 """
 
 import pathlib
@@ -37,14 +38,14 @@ def read_library():
 
 
 def draw(text, count):
-    """Random pieces of a text, and the same pieces shifted by one character."""
+    """Draws random pieces of a text. Returns them, and the same pieces shifted by one character."""
     starts = np.random.default_rng(0).integers(len(text) - LENGTH, size=(count, 1))
     pieces = text[starts + np.arange(LENGTH + 1)]
     return pieces[:, :-1], pieces[:, 1:]
 
 
 def build_model():
-    """Maps characters, (batch, LENGTH), to the logits of each next character."""
+    """Builds a model that maps characters, (batch, LENGTH), to logits of each next character."""
     tokens = keras.Input([LENGTH], dtype="int32")
     positions = keras.ops.cumsum(keras.ops.ones_like(tokens), axis=1) - 1
     x = layers.Embedding(VOCABULARY, WIDTH)(tokens) + layers.Embedding(LENGTH, WIDTH)(positions)

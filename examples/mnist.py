@@ -20,7 +20,7 @@ flags.DEFINE_integer("seed", 0, "seed of weights and order")
 
 
 def load(rank):
-    """Training and test digits, of shape (count, 28, 28, 1) in [0, 1], with their labels."""
+    """Returns the training and test digits, of shape (count, 28, 28, 1) in [0, 1], and labels."""
     try:
         # One file per worker: two downloads to the same file would corrupt it.
         train, test = keras.datasets.mnist.load_data(f"mnist-{rank}.npz")
@@ -30,7 +30,7 @@ def load(rank):
 
 
 def build_model():
-    """Maps images to the logits of the ten digits."""
+    """Builds a model that maps images to logits of the ten digits."""
     return keras.Sequential(
         [
             keras.Input([28, 28, 1]),

@@ -85,7 +85,8 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module("tfdist._src.cluster.this_worker"), name)
     if name not in _STRATEGIES:
         raise AttributeError(f"module 'tfdist' has no attribute {name!r}")
-    # Called first, so that the launcher learns the reason if one of the later imports fails.
+    # `watch_for_launcher` is called before the other imports, so that the launcher learns the
+    # reason if one of these imports fails.
     from tfdist._src.cluster.session.exit_reason import watch_for_launcher
 
     watch_for_launcher()

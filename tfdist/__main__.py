@@ -1,4 +1,4 @@
-"""`python -m tfdist`, the same as the console script `tfdist`."""
+"""Runs the command-line interface: `python -m tfdist` does the same as the command `tfdist`."""
 
 import sys
 

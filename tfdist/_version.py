@@ -7,7 +7,7 @@ NEWEST_TESTED = {"tensorflow": "2.21", "keras": "3.15"}
 
 
 def is_newer(found: str, tested: str) -> bool:
-    """Whether a version is newer than a release. Patch versions are ignored.
+    """Whether the version `found` is newer than the release `tested`. Ignores patch versions.
 
     Example:
         >>> is_newer("3.15.4", "3.15"), is_newer("3.16.0", "3.15")

@@ -45,7 +45,8 @@ _ELSEWHERE = {"NativeCommunicator", "Traffic"}
 
 
 def __getattr__(name: str) -> Any:
-    # Loaded on first use, since the launcher must not import TensorFlow.
+    # The modules are imported on first use, because they import TensorFlow, and the launcher must
+    # not import TensorFlow.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = "communicator_interface" if name in _ELSEWHERE else "functions"

@@ -1,4 +1,4 @@
-"""Gradient compression: fewer bytes for gradients sent between hosts.
+"""Gradient compression, which reduces the number of bytes that hosts send to one another.
 
 ```python
 strategy = tfdist.MultiWorkerMirroredStrategy(compression="int8")

@@ -1,4 +1,4 @@
-"""The group of workers as callbacks see it, when workers are lost or join."""
+"""`GroupInfo`, which describes the group of workers to callbacks when workers are lost or join."""
 
 from tfdist._src.keras.fit.callback import GroupInfo
 

@@ -1,6 +1,6 @@
 """Exceptions for problems that the user can fix.
 
-Each message is a single line: what is wrong, where, and how to fix it.
+The message of each exception is a single line that states what is wrong, where, and how to fix it.
 """
 
 
@@ -57,4 +57,4 @@ class ReplicaMismatchError(TfdistError):
 
 
 class SnapshotError(TfdistError, ValueError):
-    """The training cannot be resumed from the snapshots in its directory."""
+    """A training run cannot be resumed from the snapshots in its directory."""

@@ -1,4 +1,4 @@
-"""Prometheus metrics of this process: its training, waiting times and sent data.
+"""Prometheus metrics of this process: its training steps, its waiting times and the bytes it sends.
 
 ```python
 prometheus_client.REGISTRY.register(tfdist.monitoring.Collector())
@@ -16,7 +16,7 @@ __all__ = ["Collector"]
 
 
 def __getattr__(name: str) -> Any:
-    # Loaded on first use, since prometheus_client need not be installed.
+    # The module is imported on first use, because prometheus_client is an optional dependency.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from tfdist._src.monitoring.collector import Collector

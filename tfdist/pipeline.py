@@ -1,10 +1,10 @@
 """Pipeline parallelism: each rank holds a part of the model; microbatches pass through all ranks.
 
 A *rank* is a process of the pipeline. A *stage* is a contiguous part of the model; with virtual
-stages, a rank holds several. A *schedule* is pure data: the computations of each rank, in order.
-This package makes, checks, lowers, simulates and draws schedules without TensorFlow. The
-strategies and the model are `tfdist.PipelineStrategy`, `tfdist.HybridStrategy` and
-`tfdist.PipelineModel`.
+stages, a rank holds several. A *schedule* is pure data: it states the computations of each rank,
+and their order. The functions of this module make, check, simulate and draw schedules without
+TensorFlow. To train a model in a pipeline, use `tfdist.PipelineStrategy` or
+`tfdist.HybridStrategy`, together with `tfdist.PipelineModel`.
 """
 
 from tfdist._src.pipeline.plan.schedule import Action, Costs, Kind, Schedule

@@ -1,6 +1,6 @@
 """Training on Ray: `tfdist.ray.Trainer` for Ray Train, and a callback that reports to Ray.
 
-Needs the extra `tfdist[ray]`.
+This module requires the extra `tfdist[ray]`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ __all__ = ["ReportCallback", "TfdistConfig", "Trainer"]
 
 
 def __getattr__(name: str) -> Any:
-    # `ReportCallback` needs TensorFlow, but a worker must set its environment before it imports
-    # TensorFlow.
+    # `ReportCallback` imports TensorFlow. It is imported on first use, because a worker must set
+    # its environment variables before it imports TensorFlow.
     if name != "ReportCallback":
         raise AttributeError(f"module 'tfdist.ray' has no attribute {name!r}")
     from tfdist._src.ray.report import ReportCallback

@@ -1,6 +1,6 @@
 """Training on Spark: `tfdist.spark.Distributor` runs workers as the tasks of a barrier stage.
 
-Needs the extra `tfdist[spark]`.
+This module requires the extra `tfdist[spark]`.
 """
 
 try:

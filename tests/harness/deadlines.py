@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-# More seconds than pytest's own limit for a test. Code that should end immediately, but waits for
-# this deadline, fails by pytest's limit. Correct code never waits for it, even on a slow machine.
+# A deadline that is longer than pytest's time limit for a test. If code should end immediately but
+# waits for this deadline instead, pytest's limit makes the test fail. Correct code never waits
+# until this deadline, even on a slow machine.
 FAR = 3600.0

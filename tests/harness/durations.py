@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-# The assumed seconds of a test without a recorded duration.
+# The assumed duration, in seconds, of a test without a recorded duration.
 UNKNOWN_SECONDS = 2.0
 RECORDED = pathlib.Path(__file__).with_name("durations.json")
-# The processor seconds that the reference machine takes to import TensorFlow during the tests. On
-# two of its cores, the default tests take 6:42.
+# The CPU seconds that the reference machine takes to import TensorFlow. On two of its cores, the
+# default tests take 6:42.
 _IMPORT_SECONDS = 4.6
 
 
@@ -25,9 +25,9 @@ class Recorder:
     Durations are converted to seconds of a reference machine, so that any machine can record them.
 
     Args:
-        file: the file to write; its entries of other test functions are kept.
-        speed: the seconds of the reference machine that correspond to a second of this machine; by
-            default, it is measured at the end.
+        file: the file to write. Its entries for test functions that do not run are kept.
+        speed: the factor that converts seconds of this machine to seconds of the reference machine;
+            by default, the recorder measures it at the end.
     """
 
     def __init__(self, file: pathlib.Path, speed: float | None = None) -> None:
@@ -52,11 +52,11 @@ class Recorder:
 
 
 def expected(nodeids: Sequence[str], recorded: Mapping[str, float]) -> float:
-    """Returns the seconds that tests take one after the other.
+    """Returns the expected duration, in seconds, of tests that run one after the other.
 
     Args:
         nodeids: the tests' names.
-        recorded: the mean seconds of the cases of test functions.
+        recorded: the mean duration, in seconds, of the cases of each test function.
     """
     return sum(recorded.get(function_of(one), UNKNOWN_SECONDS) for one in nodeids)
 
@@ -67,7 +67,7 @@ def function_of(nodeid: str) -> str:
 
 
 def _import() -> float:
-    """Returns the processor seconds that this machine takes to import TensorFlow, best of three."""
+    """Returns the CPU seconds that this machine takes to import TensorFlow, the best of three."""
     code = "import tensorflow, time; print(time.process_time())"
     command = [sys.executable, "-c", code]
     done = [subprocess.run(command, check=True, capture_output=True) for _ in range(3)]

@@ -1,6 +1,7 @@
-// A GPU for a TensorFlow without CUDA. Its memory is the host's memory. Its only stream is the
-// stream of the simulated driver with the path FAKE_CUDA. Operations without a kernel for it run on
-// the CPU. Each copy is delayed a little, to reveal code that does not wait for it.
+// A simulated GPU for a TensorFlow that was built without CUDA. Its memory is the host's memory.
+// Its only stream is the stream of the simulated CUDA driver. The environment variable FAKE_CUDA
+// contains the path of this driver. If an operation has no kernel for this GPU, it runs on the CPU.
+// Each copy is delayed a little, so that tests fail if code does not wait for the copy.
 #include "tensorflow/c/experimental/stream_executor/stream_executor.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -36,7 +37,7 @@ int Call(const char* name, Parameters... arguments) {
   return reinterpret_cast<int (*)(Parameters...)>(dlsym(driver, name))(arguments...);
 }
 
-// Runs a task in the order of the stream.
+// Adds a task to the stream, which runs its tasks in order.
 void Enqueue(std::function<void()> task) {
   void (*const run)(void*) = [](void* data) {
     const std::unique_ptr<std::function<void()>> owned(static_cast<std::function<void()>*>(data));
@@ -229,7 +230,7 @@ void FillPlatform(SP_PlatformFns* it) {
   it->destroy_timer_fns = [](const SP_Platform*, SP_TimerFns*) {};
 }
 
-// Copies its input, but only some time after the operation has ended for TensorFlow.
+// Copies its input to its output, but only some time after TensorFlow considers it complete.
 class LaterOp : public tensorflow::OpKernel {
  public:
   using OpKernel::OpKernel;

@@ -1,4 +1,4 @@
-// The kernels for tensors of a GPU, applied to tensors of the CPU; see gpus.py.
+// Registers the kernels for GPU tensors as kernels for CPU tensors; gpus.py explains why.
 #include "tf/moving_ops.h"
 #include "tf/on_device.h"
 #include "tf/reducing_ops.h"
@@ -6,7 +6,8 @@
 namespace tfdist::tf {
 namespace {
 
-// Selects the kernel by the communicator: some communicators of a process have GPUs.
+// Runs the kernel for GPUs if the communicator has GPUs, and otherwise the kernel for CPUs. A
+// process may have communicators of both kinds.
 template <typename Op>
 class Either : public OnDevice<Op> {
  public:

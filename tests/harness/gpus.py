@@ -1,10 +1,10 @@
 """Workers that train on simulated GPUs, on any machine.
 
-The libraries that replace CUDA's driver and NCCL are those of the C++ tests; streams are threads. A
-TensorFlow built without CUDA (tensorflow-cpu) gets a GPU with its own memory and stream from a
-plugin. A TensorFlow built with CUDA has kernels for GPUs, which could not run on such a GPU. With
-such a TensorFlow, strategies treat the CPU as a GPU, and the collectives' kernels for GPUs take
-tensors of the CPU.
+The C++ tests provide the libraries that replace CUDA's driver and NCCL. The streams of these
+libraries are threads. If TensorFlow was built without CUDA (tensorflow-cpu), a plugin adds a GPU
+with its own memory and stream. If TensorFlow was built with CUDA, its kernels for GPUs could not
+run on such a GPU. In this case, strategies treat the CPU as a GPU, and the collectives' kernels for
+GPUs take tensors of the CPU.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from tfdist._src.options import NativeOptions
 _HERE = Path(__file__).parent
 _OPS, _DEVICE = _HERE / "gpu_ops.cc", _HERE / "gpu_device.cc"
 _SECONDS = 1500
-# With these settings, ranks can share a GPU since NCCL 2.30. Without the last two settings, ranks
-# could deadlock, because each needs a part of the GPU that another rank occupies.
+# NCCL 2.30 or newer allows ranks to share a GPU with these settings. Without the last two settings,
+# ranks could deadlock, because each needs a part of the GPU that another rank occupies.
 NCCL_SHARES = {
     "NCCL_MULTI_RANK_GPU_ENABLE": "1",
     "NCCL_NVLS_ENABLE": "0",
@@ -36,7 +36,7 @@ _FAKES, _FOLDER = _CACHE / "csrc-plain", _CACHE / "gpus"
 
 
 def have_devices() -> bool:
-    """Whether TensorFlow can place operations on simulated GPUs, because it is without CUDA."""
+    """Whether this TensorFlow can use simulated GPUs, because it was built without CUDA."""
     import tensorflow as tf
 
     return not tf.sysconfig.get_build_info()["is_cuda_build"]
@@ -47,17 +47,18 @@ def variables(rank: int, transport: str, count: int = 1) -> dict[str, str]:
 
     Args:
         rank: the worker's rank.
-        transport: how sums are computed; "" to decide by their size.
+        transport: the value of TFDIST_DEVICE_ALGORITHM; "" for by_size.
         count: the number of GPUs of each worker.
     """
     made = _libraries()
     return {
-        "FAKE_CUDA": made["cuda"],  # The other libraries use its streams.
+        "FAKE_CUDA": made["cuda"],  # The other libraries use the streams of this library.
         "FAKE_CUDA_FIRST": str(rank * count),
         "FAKE_GPUS": str(count),  # The number of GPUs that TensorFlow sees.
         "TFDIST_CUDA_LIBRARY": made["cuda"],
         "TFDIST_NCCL_LIBRARY": made["nccl"],
-        # Not by measured speeds, which mean nothing on simulated GPUs.
+        # By default, the algorithm is not selected by a measurement, because the speed of simulated
+        # GPUs means nothing.
         "TFDIST_DEVICE_ALGORITHM": transport or "by_size",
         "TFDIST_XLA": "0" if have_devices() else "1",  # XLA cannot compile for simulated GPUs.
         "TESTS_GPU": made["tensorflow"],
@@ -68,21 +69,21 @@ def real(visible: str, transport: str, shared: bool) -> dict[str, str]:
     """Returns the environment variables of a worker with real GPUs.
 
     Args:
-        visible: the GPUs that it sees, as in CUDA_VISIBLE_DEVICES.
+        visible: the GPUs that the worker sees, in the form of CUDA_VISIBLE_DEVICES.
         transport: as for `variables`.
-        shared: whether another worker uses the same GPUs.
+        shared: whether another worker uses the same GPUs as this worker.
     """
     return {
         **(NCCL_SHARES if shared and transport == "nccl" else {}),
         "TFDIST_DEVICE_ALGORITHM": transport or "by_size",
         "CUDA_VISIBLE_DEVICES": visible,
         "TF_FORCE_GPU_ALLOW_GROWTH": "true",  # Other workers may share the GPU.
-        "TESTS_FLOAT32": "1",  # No TensorFloat-32: CPUs do not round to fewer bits.
+        "TESTS_FLOAT32": "1",  # TensorFloat-32 would round to fewer bits than CPUs do.
     }
 
 
 def stand_in() -> None:
-    """Gives TensorFlow in this process a GPU, or makes strategies treat its CPU as one."""
+    """Adds a simulated GPU to TensorFlow, or makes strategies treat the CPU as a GPU."""
     import tensorflow as tf
 
     from tfdist._src.comm import gpu
@@ -90,7 +91,7 @@ def stand_in() -> None:
     from tfdist._src.native import gpu_kernels
     from tfdist._src.strategy import communication
 
-    # The simulated driver has built-in kernels.
+    # The simulated driver has built-in kernels, so no kernels are compiled.
     gpu_kernels.find = lambda architecture, options: os.devnull
     if have_devices():
         from tensorflow.python.framework import load_library
@@ -122,7 +123,7 @@ def nccl_calls(function: str) -> int:
 
 @cache
 def _libraries() -> dict[str, str]:
-    """Returns the paths of the replaced libraries, and of the library that TensorFlow loads."""
+    """Compiles the simulated libraries and the library for TensorFlow, and returns their paths."""
     for folder in (_FAKES, _FOLDER):
         folder.mkdir(parents=True, exist_ok=True)
     with store.held(_FOLDER / "lock", _SECONDS, print):

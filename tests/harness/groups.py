@@ -34,5 +34,5 @@ GROUPS = {
     "2x2 GPUs on 2 hosts": Ranks(2, devices=2, hosts=2, gpus=""),
 }
 
-# Groups on which tests of two workers with native collectives also run.
+# The tests of two workers with native collectives also run on these groups.
 OTHER_GROUPS = ["2 by TensorFlow", "2x2", "3", "1x2", "4", "1"]

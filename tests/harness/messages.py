@@ -20,10 +20,10 @@ class _Collector(logging.Handler):
 
 @contextlib.contextmanager
 def messages_of(module: str) -> Iterator[list[str]]:
-    """Collects the messages of a module.
+    """Collects the messages that a module of tfdist logs in this context.
 
     Args:
-        module: the name of its file, without `.py`.
+        module: the name of the module's file, without `.py`.
     """
     collector = _Collector(module)
     logger = logging.getLogger("tfdist")

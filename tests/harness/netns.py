@@ -25,7 +25,7 @@ def ip(*words: str) -> None:
 def two_hosts(prefix: str, network: str) -> Iterator[list[str]]:
     """Yields the names of two namespaces with the addresses `network`.1 and `network`.2.
 
-    Skips the test if they cannot be created, which requires root.
+    If they cannot be created, for example without root, the test is skipped.
     """
     names = [f"{prefix}{os.getpid()}h{i}" for i in range(2)]
     try:

@@ -31,7 +31,7 @@ _warm: list[Ranks] = []
 _ZYGOTES = 2
 _zygotes: list[Zygote] = []
 
-# Runs a function with models that XLA compiles.
+# Runs another function with models that XLA compiles.
 _COMPILED = "tests.strategy.behaviours.xla:as_elsewhere"
 
 
@@ -44,16 +44,18 @@ class Ranks:
 
     Args:
         workers: the number of processes; 0 for one plain process without a strategy.
-        devices: the number of logical CPU devices, and so of replicas, per process; or a number
-            for each process.
-        native: whether they may use the native collectives.
-        hosts: the number of hosts that they appear to run on, in rank order; or the host of each.
-        tls: whether each appears to run on its own host, with TLS between them.
-        strategy: whether each process creates a strategy of all processes when it starts.
-        gpus: how sums are computed on simulated GPUs: by "p2p" kernels, by "nccl" or through the
-            "host", or "" to decide by their size; None for no simulated GPUs.
-        real_gpus: for each process, the real GPUs that it uses instead, as in
-            CUDA_VISIBLE_DEVICES; () for none.
+        devices: the number of logical CPU devices of each process, which is also its number of
+            replicas; either one number for all processes, or a list with a number for each process.
+        native: whether the processes may use the native collectives.
+        hosts: the number of hosts on which the processes appear to run, in rank order; or a list
+            with the host of each process.
+        tls: whether each process appears to run on a host of its own, with TLS between the hosts.
+        strategy: whether each process creates a strategy over all processes when it starts.
+        gpus: the way in which GPUs compute sums: "p2p" (by kernels of tfdist), "nccl", "host"
+            (through the host's memory), or "" (selected by size). The GPUs are simulated, unless
+            `real_gpus` is given. If None, there are no simulated GPUs.
+        real_gpus: for each process, the real GPUs that it uses, in the form of
+            CUDA_VISIBLE_DEVICES; () for no real GPUs.
     """
 
     def __init__(
@@ -108,7 +110,8 @@ class Ranks:
         Does not wait for the ranks in `silent`.
 
         Returns:
-            For each rank, whether the function returned, and its result or the reason.
+            For each rank, whether the function returned, and either its result or the reason for
+            the failure.
         """
         if self in _warm:
             _warm.remove(self)
@@ -118,7 +121,7 @@ class Ranks:
         if self.workers and os.environ.get("TESTS_XLA"):
             function, args = _COMPILED, (function, *args)
         for process in self._processes:
-            with contextlib.suppress(BrokenPipeError):  # The reason is read below.
+            with contextlib.suppress(BrokenPipeError):  # `_answer` reads the reason.
                 process.pipe.send((function, args))
         deadline = time.monotonic() + timeout
         return [
@@ -127,7 +130,7 @@ class Ranks:
         ]
 
     def wake(self, rank: int, timeout: float = 240.0) -> tuple[bool, Any]:
-        """Continues a stopped rank, and returns its answer."""
+        """Continues a rank that a signal has stopped, and returns the rank's answer."""
         process = self._processes[rank]
         process.wake()
         return self._answer(process, time.monotonic() + timeout)
@@ -144,7 +147,7 @@ class Ranks:
         while _warm and sum(max(1, ranks.workers) for ranks in [*_warm, self]) > MAX_WARM_PROCESSES:
             _warm[0].stop()
         if self._native and self.workers > 1:
-            # Compile here, since the deadline of the call has not started yet.
+            # Compile the core here, because the deadline of the call has not started yet.
             with contextlib.suppress(NativeUnavailableError):
                 native.ensure(NativeOptions.from_environment())
         while len(_zygotes) < _ZYGOTES:
@@ -203,7 +206,8 @@ def serve(pipe: Any, communication: str | None, devices: int) -> None:
 
     Args:
         pipe: the connection to the test's process.
-        communication: an argument of the rank's strategy; None for no strategy.
+        communication: the strategy's argument `communication`; None if the rank creates no
+            strategy.
         devices: the number of replicas on CPUs.
     """
     import tensorflow as tf
@@ -244,10 +248,10 @@ def serve(pipe: Any, communication: str | None, devices: int) -> None:
 
 
 def _without_autotuning() -> None:
-    """Disables autotuning, so that iterators end at once.
+    """Disables autotuning, so that iterators end immediately.
 
-    An iterator's tuning thread can miss the cancellation, and then keeps sleeping for about as long
-    as the iterator has existed.
+    Otherwise, the tuning thread of an iterator can miss the cancellation of the iterator. The
+    thread then sleeps for about as long as the iterator has existed, and the iterator ends late.
     """
     import tensorflow as tf
     from tensorflow.python.data.ops.iterator_ops import OwnedIterator

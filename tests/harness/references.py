@@ -49,7 +49,8 @@ def reference(function: str, *args: Any) -> Any:
 
     Args:
         function: the function, which must be deterministic.
-        args: its arguments; no paths, since the contents of files may change.
+        args: the arguments of the function. They must not be paths, because the contents of files
+            may change.
     """
     name = hashlib.sha256(repr((function, args)).encode()).hexdigest()[:24]
     if name not in _known:

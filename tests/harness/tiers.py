@@ -18,16 +18,17 @@ def some(
     covering: Collection[Any] | None = None,
     **marked: Collection[Any],
 ) -> list[Any]:
-    """Returns values for `pytest.mark.parametrize`; all except `always` are exhaustive.
+    """Returns values for `pytest.mark.parametrize`; all except `always` get a marker.
 
     Args:
-        values: the full list; tuples are values of several parameters.
-        always: the values that also run by default.
-        covering: if given, the exhaustive values; the others are `combinations`.
-        **marked: the values that get another marker, by its name.
+        values: all values. A tuple contains the values of several parameters.
+        always: the values that also run in the default tests.
+        covering: if given, only these values are `exhaustive`, and all others are `combinations`.
+            By default, all values except `always` are `exhaustive`.
+        **marked: for the name of another marker, the values that get this marker.
 
     Raises:
-        ValueError: `always`, `covering` or `marked` has a value that is not in the list.
+        ValueError: `always`, `covering` or `marked` has a value that is not in `values`.
     """
     values = list(values)
     for name, chosen in {"always": always, "covering": covering or (), **marked}.items():
@@ -45,7 +46,7 @@ def some(
 
 
 def spread(values: Sequence[Any], others: Sequence[Any], each: int) -> list[tuple[Any, Any]]:
-    """Returns pairs of each value with `each` of the others, in rotation.
+    """Returns pairs of each value with `each` different elements of `others`, in rotation.
 
     Example:
         >>> spread("abc", "1234", 2)
@@ -62,15 +63,16 @@ def spread(values: Sequence[Any], others: Sequence[Any], each: int) -> list[tupl
 def covering(cases: Sequence[tuple[Hashable, ...]], chosen: Iterable[int] = ()) -> set[int]:
     """Selects cases that together have each value, or each pair of values.
 
-    Two parameters: each value of each parameter. Three or more: each pair of values of two
-    parameters, as far as the cases have it. The greedy algorithm of pairwise testing.
+    If there are two parameters, the selected cases contain each value of each parameter. If there
+    are three or more, they contain each pair of values of two parameters that occurs in any case.
+    The function uses the greedy algorithm of pairwise testing.
 
     Args:
         cases: the values of each case, one for each parameter; not empty.
-        chosen: the numbers of cases that are selected in any case.
+        chosen: the indices of cases that are selected in advance.
 
     Returns:
-        The numbers of the selected cases, without `chosen`.
+        The indices of the selected cases, without `chosen`.
     """
     size = len(cases[0])
     strength = min(2, size - 1) or 1
@@ -89,13 +91,13 @@ def covering(cases: Sequence[tuple[Hashable, ...]], chosen: Iterable[int] = ()) 
 
 
 def reduce_combinations(items: Sequence[pytest.Item]) -> None:
-    """Replaces `exhaustive` by `combinations` for the cases that `covering` leaves out."""
+    """Replaces the marker `exhaustive` by `combinations` on cases that `covering` omits."""
     functions: dict[str, list[pytest.Item]] = {}
     for item in items:
         if hasattr(item, "callspec"):
             functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for own in functions.values():
-        # One identifier for each `parametrize` of the function.
+        # Each case has one identifier for each `parametrize` of its function.
         cases = [tuple(item.callspec._idlist) for item in own]
         if len(cases[0]) < 2:
             continue
@@ -109,10 +111,10 @@ def reduce_combinations(items: Sequence[pytest.Item]) -> None:
 
 
 def rotating(values: Sequence[Any], others: Sequence[Any]) -> list[Any]:
-    """Returns all pairs of a value and one of `others`, for `pytest.mark.parametrize`.
+    """Returns all pairs from `values` and `others`, for `pytest.mark.parametrize`.
 
-    By default, each value runs with a different one of `others`, in rotation, so that each value
-    and each of `others` runs at least once.
+    In the default tests, each value runs with only one element of `others`, in rotation, so that
+    each value and each element of `others` runs at least once.
     """
     rounds = max(len(values), len(others))
     default = {(i % len(values), i % len(others)) for i in range(rounds)}
@@ -134,7 +136,7 @@ def _case(
 
 
 def in_part(nodeid: str, part: str) -> bool:
-    """Whether a case belongs to a part of the tests, the same on all machines.
+    """Whether a test case belongs to a part of the tests. All machines form the same parts.
 
     Args:
         nodeid: the case's name. The parts of a test function have about the same number of cases.

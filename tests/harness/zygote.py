@@ -1,4 +1,4 @@
-"""Processes that have imported TensorFlow and fork others, since an import takes seconds."""
+"""Processes that import TensorFlow once and then fork workers, because an import takes seconds."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Child:
         return self._exitcode
 
     def wake(self) -> None:
-        """Continues the process after it was stopped."""
+        """Continues the process after a signal has stopped it."""
         signal.pidfd_send_signal(self._end, signal.SIGCONT)
 
     def kill(self) -> None:
@@ -61,7 +61,7 @@ class Zygote:
         process = multiprocessing.get_context("spawn").Process(
             target=_divide, args=(theirs,), daemon=True
         )
-        # No further threads, since threads do not survive a fork.
+        # The process must have no other threads, because threads do not survive a fork.
         self._environment = {**environment, "OPENBLAS_NUM_THREADS": "1"}
         with mock.patch.dict(os.environ, self._environment):
             process.start()
@@ -74,7 +74,7 @@ class Zygote:
         function: Callable[..., None],
         *args: Any,
     ) -> Child:
-        """Starts `function(pipe, *args)` in a new process, with more environment variables."""
+        """Starts `function(pipe, *args)` in a new process with more environment variables."""
         ours, theirs = multiprocessing.Pipe()
         everything = {**os.environ, **self._environment, **environment}
         self._pipe.send((everything, function, args))
@@ -100,7 +100,7 @@ def _divide(pipe: Connection) -> None:
     ):
         importlib.import_module(name)
     gc.collect()
-    gc.freeze()  # Otherwise, each rank's collector would scan all of TensorFlow's objects.
+    gc.freeze()  # Otherwise, each rank's garbage collector would scan TensorFlow's objects.
     with contextlib.suppress(EOFError):
         while True:
             request = pipe.recv()
@@ -116,6 +116,6 @@ def _divide(pipe: Connection) -> None:
             environment, function, args = request
             os.environ.clear()
             os.environ.update(environment)
-            np.random.seed()  # as in a process that was not forked
+            np.random.seed()  # new random numbers in each process, as without a fork
             function(Connection(handle), *args)
             return

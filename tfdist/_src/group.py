@@ -1,6 +1,7 @@
 """The group of workers that all strategies of a process share.
 
-A process joins it once. Later, all workers change it together (`Group.regroup`).
+A process joins its group only once. Later, the workers can change the members of the group together
+(`Group.regroup`).
 """
 
 import contextlib
@@ -39,9 +40,10 @@ from tfdist._src.options import Options
 from tfdist.errors import ClusterError, ProgramMismatchError, UnsupportedError
 
 _COLORS = re.compile(r"\x1b\[[\d;]*m")
-# Keras reports the location first, and the cause on the next line.
+# An error message of Keras begins with this text and a location. The cause is on the next line.
 _KERAS_PREFIX = "Exception encountered when calling"
-# Precedes a traceback. The last line of the traceback is the error.
+# An error message of AutoGraph begins with this line, followed by a traceback. The last line of the
+# traceback is the actual error.
 _AUTOGRAPH_PREFIX = "in user code:"
 
 
@@ -79,12 +81,12 @@ _DEVICES = "devices"
 
 
 class Communicators:
-    """A process's native communicators with the other workers, and among its devices.
+    """A process's native communicators: with the other workers, and among its own devices.
 
     Args:
         options: the settings.
-        label: added to the communicators' names to distinguish the groups of one process; "" for
-            the job's group.
+        label: a text in the names of the communicators, which distinguishes the groups of one
+            process; "" for the job's group.
     """
 
     def __init__(self, options: Options, label: str = "") -> None:
@@ -110,7 +112,7 @@ class Communicators:
         return bool(self._named)
 
     def named(self, session: Session, name: str, timeout: float | None) -> CoreCommunicator:
-        """Returns the communicator of all workers with a name; the first call opens it."""
+        """Returns the communicator of all workers with the given name; the first call opens it."""
         if name not in self._named:
             options = self._with(timeout)
             found = gpu.find(self._gpus, options) if name == self._on_gpus else ()
@@ -128,7 +130,7 @@ class Communicators:
     def on_gpus(
         self, session: Session, devices: list[str], timeout: float | None
     ) -> list[CoreCommunicator]:
-        """Returns the communicator of all workers' GPUs, one object per GPU of this worker."""
+        """Returns the communicator of all workers' GPUs: one object for each GPU of this worker."""
         self._gpus = self._gpus or devices
         communicator = self.named(session, self._on_gpus, timeout)
         return [communicator.on_gpu(index) for index in range(len(devices))]
@@ -141,7 +143,10 @@ class Communicators:
         timeout: float | None,
         gpus: Sequence[str],
     ) -> CoreCommunicator | None:
-        """Returns a communicator of some workers; the first call opens it."""
+        """Returns the communicator of the ranks `members`, or None if `members` is empty.
+
+        The first call with the same `name` and `members` opens the communicator.
+        """
         key = f"{name} of {members}"
         if key not in self._parts:
             options = self._with(timeout)
@@ -153,7 +158,7 @@ class Communicators:
         return self._parts[key]
 
     def of_devices(self, session: Session, names: list[str]) -> list[CoreCommunicator]:
-        """Returns the communicators of this worker's devices, one per device; opens them once."""
+        """Returns the communicators of this worker's devices, which the first call opens."""
         if not self._devices:
             self._devices = device_communicator.open_local_communicators(
                 self._of_devices, names, self._options
@@ -166,15 +171,15 @@ class Communicators:
         """Closes all communicators.
 
         Args:
-            cause: why the communicators have failed; closing then does not wait for other ranks.
-                None if they have not failed.
+            cause: the reason why the communicators have failed; None if they have not failed. If a
+                reason is given, the method does not wait for other ranks.
         """
         for communicator in (*self._named.values(), *self._parts.values(), *self._devices):
             if communicator is not None:
                 _close(communicator, cause)
 
     def close_for_change(self, cause: str | None) -> None:
-        """Closes all communicators, including communicators that the user has split off."""
+        """Closes all communicators, including the communicators that user code has split off."""
         self.close(cause)
         self._parts.clear()
         for communicator in registry.every():
@@ -182,9 +187,10 @@ class Communicators:
                 _close(communicator, cause)
 
     def reopen(self, session: Session) -> None:
-        """Connects the communicators to the workers of another session; called by all workers.
+        """Connects the communicators to the workers of a new session. Called by all workers.
 
-        Opens the communicators with the names on rank 0, since a new worker may have others.
+        Rank 0 determines which communicators all workers have afterward, because a new worker may
+        have opened other communicators before.
         """
         if self._devices:
             device_communicator.reopen_local_communicators(
@@ -235,26 +241,30 @@ def _close(communicator: CoreCommunicator, cause: str | None) -> None:
 
 
 class Group:
-    """The workers of one job, as seen by one of them.
+    """The group of workers of a job, from the point of view of one worker.
 
     Args:
         topology: the workers and this process's rank.
-        session: the control connections among them.
+        session: the control connections among the workers.
         options: the settings from the environment.
-        elastic: see the attribute.
-        joiner: see the attribute.
-        label: distinguishes this group's communicators from those of other groups in this process.
+        elastic: the initial value of the attribute `elastic`.
+        joiner: the value of the attribute `joiner`.
+        label: a text that distinguishes this group's communicators from the communicators of other
+            groups in this process.
 
     Attributes:
         topology: the workers and this process's rank; `regroup` replaces it.
         session: the control connections among the workers; `regroup` replaces it.
         options: the settings from the environment.
-        elastic: whether the workers may change; set before data is distributed. In an elastic
-            group, even a single worker has communicators, and models see no static number of rows.
-        joiner: asks a running job to admit this process; None if this process is already a member.
-        membership: decides on the members of the group; None until it is needed.
-        role_of: returns the role of a rank, as a clause for messages about its loss; None if all
-            workers have the same role.
+        elastic: whether workers may be lost, join or be replaced. The attribute must be set before
+            data is distributed. In an elastic group, even a single worker has communicators, and a
+            model cannot know the number of rows of a batch while a step is traced.
+        joiner: an object that asks a running job to admit this process; None if the process is
+            already a member.
+        membership: the object that decides which workers are members of the group; None until it is
+            needed.
+        role_of: a function that takes a rank and returns a clause about the role of its worker, for
+            messages about the loss of this worker. None if all workers have the same role.
     """
 
     def __init__(
@@ -284,12 +294,14 @@ class Group:
         self._here = threading.local()
 
     def native(self, name: str = "workers", timeout: float | None = None) -> CoreCommunicator:
-        """Returns the native communicator of all workers with a name; called by all of them.
+        """Returns the native communicator of all workers with the given name.
+
+        All workers call this method together. The first call opens the communicator.
 
         Args:
-            timeout: the seconds that a collective may take; by default the value in the settings.
-                If the communicator already exists with another timeout, logs a warning and keeps
-                the existing timeout.
+            timeout: the maximum number of seconds that a collective may take; by default, the value
+                in the settings. If the communicator was opened earlier with another timeout, the
+                method logs a warning and keeps the earlier timeout.
 
         Raises:
             NativeUnavailableError: the core cannot be compiled or loaded on this worker.
@@ -300,23 +312,25 @@ class Group:
     def native_part(
         self, name: str, members: list[int], timeout: float | None = None, gpus: Sequence[str] = ()
     ) -> CoreCommunicator | None:
-        """Returns a native communicator of some workers; the first call opens it.
+        """Returns the native communicator of the ranks `members`; None if `members` is empty.
 
-        All workers call this together.
+        All workers call this method together, each with the members of its own part of the workers.
+        The first call opens the communicators of the parts.
 
         Args:
-            name: the name of the groups, the same on all workers. There is one communicator for
-                each name and list of members.
-            members: the ranks in this worker's group; empty for a worker in no group.
+            name: the name of the communicators, the same on all workers. Each combination of a name
+                and a list of members has a communicator of its own.
+            members: the ranks in the same part as this worker; empty if this worker is in no part.
             timeout: as for `native`.
-            gpus: TensorFlow's names of this worker's GPUs, if operations run on them.
+            gpus: TensorFlow's names of this worker's GPUs, if the operations of the communicator
+                run on GPUs.
         """
         return self._communicators.part(self.session, name, members, timeout, gpus)
 
     def native_gpus(self, devices: list[str], timeout: float | None) -> list[CoreCommunicator]:
-        """Returns the communicator of all workers' GPUs, one object per GPU of this worker.
+        """Returns the communicator of all workers' GPUs: one object for each GPU of this worker.
 
-        Called by all workers; see `native`.
+        All workers call this method together, as for `native`.
         """
         return self._communicators.on_gpus(self.session, devices, timeout)
 
@@ -332,11 +346,11 @@ class Group:
 
     @property
     def generation(self) -> int:
-        """The number of changes of the group since the job started."""
+        """The number of times that the group has changed since the job started."""
         return self.topology.generation
 
     def follow(self, compressor: Compressor) -> None:
-        """Makes a compressor create new routes after each change of the group.
+        """Registers a compressor, which renews its routes after each change of the group.
 
         The group holds only a weak reference to the compressor.
         """
@@ -344,10 +358,11 @@ class Group:
         self._compressors.append(weakref.ref(compressor))
 
     def fix(self, reason: str) -> None:
-        """Makes `regroup` fail; only the first reason is kept.
+        """Marks the group as fixed, so that later calls of `regroup` raise an error.
 
         Args:
-            reason: a clause for the error message. It states the feature that prevents a change.
+            reason: a clause for the error message, which names the feature that does not allow a
+                change of the group. If the group is already fixed, the first reason is kept.
         """
         self._fixed_because = self._fixed_because or reason
 
@@ -367,11 +382,13 @@ class Group:
             )
 
     def regroup(self, session: Session) -> None:
-        """Continues with the workers of another session; they may have other ranks, or be new.
+        """Replaces the workers of this group by the workers of another session.
 
-        All workers of that session call this together, while no step runs. This object, its
-        communicators and references to them stay valid. However, communicators that the user has
-        split off are closed. After an error, `regroup` can be called again with another session.
+        All workers of that session call this method together, while no step runs. Some workers may
+        be new, and ranks may change. Other objects may keep their references to this group, to its
+        communicators of all workers, and to its communicators of devices. All other communicators
+        are closed. These are the results of `native_part`, and the communicators that user code has
+        created with `split`. After an error, the method can be called again with another session.
 
         Raises:
             UnsupportedError: a feature in use does not support a change of the group.
@@ -389,10 +406,11 @@ class Group:
         self._renew_compressors()
 
     def _renew_compressors(self) -> None:
-        """Makes new routes for the compressors that already have routes; called by all workers.
+        """Renews the routes of all compressors that already have routes. Called by all workers.
 
         Raises:
-            ProgramMismatchError: the workers have routes for different values of `within_hosts`.
+            ProgramMismatchError: the routes of the workers' compressors have different values of
+                `within_hosts`.
         """
         living = filter(None, (reference() for reference in self._compressors))
         used = [compressor for compressor in living if compressor.routes]
@@ -426,7 +444,7 @@ class Group:
         self.session.on_peer_left(self._expect_no_more_steps)
 
     def close(self) -> None:
-        """Leaves the group, as at process exit."""
+        """Leaves the group and closes its connections, as at the end of the process."""
         self._communicators.close()
         self.session.close()
 
@@ -446,7 +464,7 @@ class Group:
 
     @contextlib.contextmanager
     def naming_lost_workers(self) -> Iterator[None]:
-        """Within this context, if a worker is lost, the error of a failed collective names it.
+        """Returns a context in which the error of a failed collective names a lost worker.
 
         Raises:
             tf.errors.UnavailableError: a worker was lost; the message names it.
@@ -459,7 +477,8 @@ class Group:
             if not self._serves_tensorflow:
                 message = self._with_roles(plain(error), self.cause_of(error, began_ns))
                 raise type(error)(None, None, message) from error
-            # TensorFlow may notice the loss just before the control connection does.
+            # TensorFlow may notice the loss before the control connection does, so wait for the
+            # message from the control connection.
             if self.topology.size > 1 and self._lost.wait(_LOSS_REPORT_SECONDS):
                 raise tf.errors.UnavailableError(None, None, self._loss) from error
             raise
@@ -476,23 +495,23 @@ class Group:
         return message
 
     def described(self, rank: int) -> str:
-        """Describes the worker of a rank, including its role if roles are known."""
-        # A single process has no cluster.
+        """Returns the name of the worker with a rank, and its role if roles are known."""
+        # A single process may have no description of a cluster.
         worker = str(self.topology.workers[rank]) if self.topology.workers else "this process"
         return worker if self.role_of is None else f"{worker}, {self.role_of(rank)},"
 
     @property
     def in_any_step(self) -> bool:
-        """Whether any thread is inside `naming_lost_workers`."""
+        """Whether any thread is inside a context of `naming_lost_workers`."""
         return self._step_began is not None
 
     @property
     def in_step(self) -> bool:
-        """Whether this thread is inside `naming_lost_workers`."""
+        """Whether this thread is inside a context of `naming_lost_workers`."""
         return getattr(self._here, "in_step", False)
 
     def fail(self, cause: Cause) -> None:
-        """Makes native collectives fail on the workers that wait for this worker."""
+        """Makes the native collectives of other workers fail if they wait for this worker."""
         for communicator in self._native():
             communicator.context.step_failed(cause)
 
@@ -502,11 +521,11 @@ class Group:
         return sorted(filter(None, found), key=lambda cause: cause.at_ns)
 
     def cause_of(self, error: BaseException, since_ns: int = 0) -> Cause | None:
-        """Returns the cause of an error if the communicator was aborted; None otherwise.
+        """Returns the cause of an operation's error if a communicator was aborted; otherwise None.
 
         Args:
             error: the operation's error.
-            since_ns: the value of `time.monotonic_ns()` before the operation.
+            since_ns: the value of `time.monotonic_ns()` before the operation began.
         """
         return next((one for one in self.causes() if one.explains(error, since_ns)), None)
 
@@ -515,22 +534,26 @@ class Group:
         return [one for one in every if isinstance(one, CoreCommunicator)]
 
     def end(self, cause: str) -> None:
-        """Ends the group if it uses TensorFlow's collectives, which do not recover from errors."""
+        """Ends the group if it uses TensorFlow's collectives, which an error makes unusable."""
         if self._serves_tensorflow and not self._lost.is_set():
             abort_collectives(cause)
             self.session.close(cause)
 
     def exchange(self, topic: str, text: str) -> list[str]:
-        """Returns every worker's text for a topic, in rank order; called by all workers."""
+        """Sends `text` to all workers, and returns the texts of all workers in rank order.
+
+        All workers call this method together, with the same topic.
+        """
         if self.topology.size == 1:
             return [text]
         return [t.decode() for t in self.session.exchange(topic, text.encode())]
 
     def agree(self, topic: str, text: str) -> None:
-        """Checks that all workers pass the same text for a topic.
+        """Checks that all workers call this method with the same text for a topic.
 
         Raises:
-            ProgramMismatchError: a text differs from rank 0's; the message shows both texts.
+            ProgramMismatchError: the text of a worker differs from the text of rank 0; the message
+                shows both texts.
         """
         texts = self.exchange(topic, text)
         for rank, other in enumerate(texts):
@@ -557,12 +580,12 @@ _LAST_STEP_SECONDS = 5.0
 
 
 def introduce(session: Session) -> None:
-    """Registers this process's status report, which rank 0 collects on request."""
+    """Registers the function that makes this process's status report when rank 0 requests it."""
     session.report.made_by(report.reporter(session))
 
 
 _joined: Group | None = None
-_joined_by: Topology | None = None  # the cluster as described by the program
+_joined_by: Topology | None = None  # the topology with which the program has called `join`
 
 
 def join(found: ResolvedJob, *, elastic: bool = False) -> Group:
@@ -580,7 +603,8 @@ def join(found: ResolvedJob, *, elastic: bool = False) -> Group:
     topology = found.topology
     if topology.size == 1 and not (elastic or _is_same(topology, _joined_by)):
         if _joined is None:
-            # Once this process has joined a job, "workers" is the communicator of all its workers.
+            # Until this process joins a job, the communicator "workers" consists of this process
+            # alone.
             registry.put("workers", OneRank("workers"))
         return _by_itself(topology)
     if _joined is None:
@@ -595,7 +619,7 @@ def join(found: ResolvedJob, *, elastic: bool = False) -> Group:
 
 
 def join_devices(devices: Sequence[str]) -> Group:
-    """Returns the one-process group shared by all strategies of these devices.
+    """Returns the group of this process alone that all strategies with the same devices share.
 
     Args:
         devices: TensorFlow's names, as returned by `tf.config.list_logical_devices`.
@@ -616,12 +640,12 @@ def _by_itself(topology: Topology, label: str = "") -> Group:
 
 
 def joined_group() -> Group | None:
-    """The group that this process has joined, if any."""
+    """The group that this process has joined; None if it has not joined one."""
     return _joined
 
 
 def _alone(topology: Topology) -> Topology:
-    """Returns the topology of this process alone, until a running job admits it."""
+    """Returns a topology of this process alone, until a running job admits the process."""
     return dataclasses.replace(topology, workers=(topology.me,), rank=0)
 
 
@@ -644,7 +668,7 @@ def _join(found: ResolvedJob, elastic: bool) -> Group:
     group = Group(topology, met, options, elastic=elastic or joiner is not None, joiner=joiner)
     registry.forget_alone("workers")
     group.agree("TensorFlow", f"{tf.__version__} on Python {platform.python_version()}")
-    # Created now, since a worker may be lost before the first training.
+    # The membership is created now, because a worker may be lost before training begins.
     if joiner is None and set(group.exchange("elastic", str(options.launcher.elastic))) == {"True"}:
         group.membership = Membership(met, options)
     return group

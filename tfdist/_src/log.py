@@ -21,13 +21,14 @@ logger = logging.getLogger("tfdist")
 class StderrHandler(logging.Handler):
     """Writes messages to stderr, in whole lines and without blocking.
 
-    If stderr is full because its reader has stopped, the first message waits for 0.2 s, and later
-    messages do not wait. Their lines are kept, and written with a later message or at exit, once
-    stderr is writable. Beyond 1000 lines, messages are dropped, and a later line reports how many.
-    A forked child does not inherit the kept lines.
+    If stderr is full because nothing reads it, the first message waits for 0.2 s, and later
+    messages do not wait. Lines that cannot be written are kept. When stderr is writable again, they
+    are written together with a later message, or at exit. If more than 1000 lines are kept, further
+    messages are dropped, and a later line reports the number of dropped messages. A forked child
+    process does not inherit the kept lines.
 
-    This handler skips a message if a handler of the application prints it to stdout or stderr, as
-    after `logging.basicConfig()` or in `absl.app.run`. If the application has replaced
+    The handler skips a message if a handler of the application prints the same message to stdout or
+    stderr, as after `logging.basicConfig()` or in `absl.app.run`. If the application has replaced
     `sys.stderr`, the replacement gets each line immediately, and may block.
     """
 
@@ -44,7 +45,7 @@ class StderrHandler(logging.Handler):
         self._writing = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Writes a record's line, or keeps it until stderr is writable."""
+        """Writes the line of a log record, or keeps the line until stderr is writable."""
         if self._is_printed_by_others(record):
             return
         try:
@@ -61,7 +62,7 @@ class StderrHandler(logging.Handler):
         start = "\n" if getattr(record, "below_output", False) and stream.isatty() else ""
         line = f"{start}{self.format(record)}\n"
         if sys.__stderr__ is None or stream is not sys.__stderr__:
-            # A notebook, a test or the application replaced it.
+            # A notebook, a test or the application has replaced `sys.stderr`.
             stream.write(line)
             stream.flush()
             return
@@ -92,7 +93,8 @@ class StderrHandler(logging.Handler):
 
     def _write_pending(self, descriptor: int, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        # If a signal handler logs a message during a write, the line is written after that write.
+        # If a signal handler logs a message during a write, the message is only added to the
+        # pending lines, and this loop writes it after the current line.
         while self._pending and not self._writing:
             self._writing = True
             try:
@@ -124,7 +126,7 @@ class StderrHandler(logging.Handler):
         source: logging.Logger | None = logging.getLogger(record.name)
         while source is not None:
             for handler in source.handlers:
-                # absl's handler has an attribute with the handler that prints.
+                # absl's handler has an attribute `python_handler`, the handler that prints.
                 stream = getattr(getattr(handler, "python_handler", handler), "stream", None)
                 prints = any(stream is terminal for terminal in terminals)
                 if prints and handler is not self and record.levelno >= handler.level:
@@ -134,24 +136,26 @@ class StderrHandler(logging.Handler):
 
 
 class _Formatter(logging.Formatter):
-    """Begins messages with "tfdist: ", and those of the logger "tfdist.run" with "tfdist run: "."""
+    """Begins a message with "tfdist: ", or with "tfdist run: " for the logger "tfdist.run"."""
 
     def format(self, record: logging.LogRecord) -> str:
         return f"{record.name.replace('.', ' ')}: {super().format(record)}"
 
 
 def _write(descriptor: int, data: bytes) -> int:
-    """Writes to a descriptor that is ready.
+    """Writes data to a file descriptor that is ready for writing, without blocking.
 
-    Another process may fill the pipe just before the write. So the write does not block, and is
-    atomic up to `PIPE_BUF` bytes.
+    Another process may fill the pipe just before this write. To prevent blocking in this case, the
+    function opens a pipe a second time, in non-blocking mode. A write of up to `PIPE_BUF` bytes to
+    a pipe is atomic.
 
     Args:
-        descriptor: the descriptor. Its flags are not changed, since other processes share them.
+        descriptor: the descriptor. The flags of this descriptor are not changed, because other
+            processes share them.
         data: at most `PIPE_BUF` bytes.
 
     Returns:
-        The number of bytes written; 0 if there was no room.
+        The number of bytes written; 0 if the pipe has no room.
 
     Raises:
         OSError: the descriptor is closed, or its reader is gone.
@@ -164,7 +168,8 @@ def _write(descriptor: int, data: bytes) -> int:
         except OSError as error:
             if error.errno == errno.ENXIO:
                 raise  # The reader is gone.
-            # There is no /proc, or the pipe belongs to another user.
+            # There is no /proc, or the pipe belongs to another user: write to the original
+            # descriptor.
     try:
         return os.write(target, data)
     except BlockingIOError:

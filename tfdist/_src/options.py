@@ -1,6 +1,6 @@
 """Settings from the environment, the names of all TFDIST_* variables, and exit codes.
 
-Other modules refer to the variables by these constants, and spell the names in messages only.
+Other modules use these constants instead of the names of the variables, except in messages.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PREFIX = "TFDIST_"
 
 
 class Variable:
-    """The names of the settings, which docs/guide/settings.md describes."""
+    """The names of the environment variables for settings. See docs/guide/settings.md."""
 
     START_TIMEOUT = "TFDIST_START_TIMEOUT"
     WORKERS = "TFDIST_WORKERS"
@@ -49,18 +49,21 @@ class Variable:
 
 
 TLS_VARIABLES = (Variable.TLS_CERTIFICATE, Variable.TLS_KEY, Variable.TLS_CA)
-"""The variables with the paths of TLS files. A job sets all of them or none."""
+"""The settings for TLS. Each is the path of a file. Either all of them are set, or none is."""
 
 
 class InternalVariable:
-    """The names of variables that tfdist sets for processes that it starts; not settings.
+    """The names of environment variables that tfdist sets for the processes that it starts.
+
+    Users do not set these variables.
 
     Attributes:
         GENERATION: see `LauncherOptions`.
         ELASTIC: see `LauncherOptions`.
         WITNESS: see `LauncherOptions`.
         PROGRESS_FILE: see `progress_path`.
-        SPARK_ROWS: the path and schema of a Spark worker's rows, and the lengths of their arrays.
+        SPARK_ROWS: the path of a Spark worker's rows, the schema of the rows, and the lengths of
+            the arrays in each column, as JSON.
     """
 
     GENERATION = "TFDIST_GENERATION"
@@ -74,11 +77,11 @@ USAGE_ERROR = 2
 """The exit code of a command with invalid arguments."""
 
 PREEMPTED = 75
-"""The exit code of a worker or a job that has saved its state and stopped on request (EX_TEMPFAIL).
-It is not a failure: start the job again elsewhere."""
+"""The exit code of a worker or job that has saved its state after SIGTERM (EX_TEMPFAIL). This exit
+does not count as a failure: the job can be started again, for example on other hosts."""
 
 SIGNAL_BASE = 128
-"""A command that a signal stopped exits with this number plus the number of the signal."""
+"""The exit code of a command that a signal has ended, minus the number of the signal."""
 
 _SECURITY = ("warn", "required", "none")
 _ALGORITHMS = ("auto", "shm", "one_shot", "two_shot", "ring", "hierarchical")
@@ -98,8 +101,9 @@ class LauncherOptions:
             (`TFDIST_GENERATION`).
         elastic: whether the launcher replaces a failed worker while the others continue
             (`TFDIST_ELASTIC`, 1 or 0).
-        witness: the address at which the launcher of this worker's host reports its dead workers
-            to the workers of other hosts (`TFDIST_WITNESS`); "" for none.
+        witness: the address of the launcher of this worker's host (`TFDIST_WITNESS`). Workers of
+            other hosts ask this launcher which workers of its host are dead. "" if there is no such
+            launcher.
 
     Example:
         >>> LauncherOptions.from_environment({"TFDIST_GENERATION": "2"}).generation
@@ -112,7 +116,7 @@ class LauncherOptions:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> LauncherOptions:
-        """Reads the variables that are set.
+        """Creates the options from the environment variables that are set.
 
         Raises:
             ValueError: `TFDIST_GENERATION` or `TFDIST_ELASTIC` is invalid.
@@ -122,13 +126,13 @@ class LauncherOptions:
 
 @dataclass(frozen=True)
 class Options:
-    """Settings from the environment; `TFDIST_<FIELD>` sets each field.
+    """Settings from the environment; each field is set by the variable `TFDIST_<FIELD>`.
 
     Attributes:
         start_timeout: seconds to wait for all workers at startup (`TFDIST_START_TIMEOUT`).
         collective_timeout: seconds that one collective may wait for the other workers without
-            progress (`TFDIST_COLLECTIVE_TIMEOUT`); must exceed a slow evaluation or checkpoint on
-            one worker.
+            progress (`TFDIST_COLLECTIVE_TIMEOUT`). The value must exceed the time of the slowest
+            evaluation or checkpoint of a single worker.
         heartbeat_timeout: seconds without a sign of life after which a worker is considered lost,
             even though its connections are open (`TFDIST_HEARTBEAT_TIMEOUT`).
         silence_warning: seconds without a heartbeat from a worker's native core after which a
@@ -136,39 +140,47 @@ class Options:
         stall_warning: seconds that a native collective or a session exchange may take before a
             warning names the workers that have not joined it (`TFDIST_STALL_WARNING`).
         algorithm: the native all-reduce algorithm (`TFDIST_ALGORITHM`): auto, shm, one_shot,
-            two_shot, ring or hierarchical; "" selects by size, ranks and hosts.
-        device_algorithm: how gradients on GPUs are summed (`TFDIST_DEVICE_ALGORITHM`): p2p, by
-            tfdist's kernels, which read the memory of other GPUs; nccl; host, through the host's
-            memory; or by_size, p2p up to 256 KiB and nccl above; "" measures which is faster.
-        device_buffers: bytes of each of a GPU's two staging buffers (`TFDIST_DEVICE_BUFFERS`); 0
-            for 8 MiB.
-        cuda_library: the GPU's driver (`TFDIST_CUDA_LIBRARY`); "" for the system's.
-        nccl_library: the NCCL to use (`TFDIST_NCCL_LIBRARY`); "" for TensorFlow's.
-        secret: the secret shared by all workers of the job (`TFDIST_SECRET`); "" for none. It
-            appears in no message and no repr.
-        security: the response to a job on several hosts that has neither a secret nor TLS
-            (`TFDIST_SECURITY`): warn (the default), required for an error, or none for silence.
+            two_shot, ring or hierarchical. With "" or auto, the algorithm depends on the size of
+            the tensor and on the numbers of ranks and hosts.
+        device_algorithm: the way in which gradients on GPUs are summed (`TFDIST_DEVICE_ALGORITHM`).
+            With p2p, tfdist's kernels sum them, and read the memory of other GPUs. With nccl, NCCL
+            sums them. With host, they are summed through the host's memory. With by_size, p2p is
+            used up to 256 KiB, and nccl above. With "", a measurement selects the fastest way.
+        device_buffers: the size in bytes of each of the two staging buffers of a GPU
+            (`TFDIST_DEVICE_BUFFERS`); 0 selects 8 MiB.
+        cuda_library: the path of the library of the GPU's driver (`TFDIST_CUDA_LIBRARY`); ""
+            selects the system's library.
+        nccl_library: the path of the NCCL library (`TFDIST_NCCL_LIBRARY`); "" selects the library
+            that TensorFlow uses.
+        secret: the secret shared by all workers of the job (`TFDIST_SECRET`); "" if there is no
+            secret. The secret appears neither in messages nor in the `repr` of this object.
+        security: the reaction to a job on several hosts that has neither a secret nor TLS
+            (`TFDIST_SECURITY`): warn (the default) logs a warning, required raises an error, and
+            none does nothing.
         host: the name of this worker's host (`TFDIST_HOST`); workers share memory only if they have
             the same host name. Detected by default.
         flight_dir: the directory for the flight log that this worker writes on errors, stalls and
-            SIGUSR1 (`TFDIST_FLIGHT_DIR`); "" for none.
-        metrics_port: the port for Prometheus metrics of the first worker of each host
-            (`TFDIST_METRICS_PORT`); the host's other workers use the following ports. 0 for none.
+            SIGUSR1 (`TFDIST_FLIGHT_DIR`); "" if the worker writes no flight log.
+        metrics_port: the port on which the first worker of each host serves Prometheus metrics
+            (`TFDIST_METRICS_PORT`). The other workers of the host use the following ports. 0 if no
+            metrics are served.
         metrics_host: the address at which metrics are served (`TFDIST_METRICS_HOST`).
-        xla: whether XLA may compile the steps of models (`TFDIST_XLA`, 1 or 0); if not,
-            `jit_compile` counts as False.
-        batch_statistics: the rows from which `BatchNormalization` computes statistics in training
-            (`TFDIST_BATCH_STATISTICS`), if a strategy does not specify them: global, the whole
-            batch, or replica, each replica's own rows.
-        save: the workers that write model files (`TFDIST_SAVE`): the chief and all workers that do
-            not see its files, or the chief only.
-        log_level: the least severe messages of the logger "tfdist" (`TFDIST_LOG_LEVEL`): debug,
-            info, warning or error, in upper or lower case.
-        tls_certificate: PEM file with this worker's certificate (`TFDIST_TLS_CERTIFICATE`);
-            together with the next two it enables TLS between the workers. "" for none.
-        tls_key: PEM file with the certificate's private key (`TFDIST_TLS_KEY`).
-        tls_ca: PEM file with the certificate of the CA that signs the certificates of all workers
-            (`TFDIST_TLS_CA`).
+        xla: whether XLA may compile the steps of models (`TFDIST_XLA`, 1 or 0). If False,
+            `jit_compile` has no effect.
+        batch_statistics: the rows from which `BatchNormalization` computes its statistics in
+            training, unless the strategy specifies them (`TFDIST_BATCH_STATISTICS`): global for the
+            whole batch, or replica for the rows of each replica.
+        save: the workers that write model files (`TFDIST_SAVE`). With all, the chief writes, and so
+            does each worker that does not see the chief's file. With chief, only the chief and the
+            workers that save to another path write.
+        log_level: the lowest level of the messages that the logger "tfdist" logs
+            (`TFDIST_LOG_LEVEL`): debug, info, warning or error, in upper or lower case.
+        tls_certificate: the path of a PEM file with this worker's certificate
+            (`TFDIST_TLS_CERTIFICATE`); "" if there is none. If this field and the next two fields
+            are set, the workers use TLS.
+        tls_key: the path of a PEM file with the certificate's private key (`TFDIST_TLS_KEY`).
+        tls_ca: the path of a PEM file with the certificate of the CA that signs the certificates of
+            all workers (`TFDIST_TLS_CA`).
         launcher: the variables that the launcher sets.
 
     Example:
@@ -237,14 +249,14 @@ class Options:
 
     @classmethod
     def from_environment(cls, environment: dict[str, str] | None = None) -> Options:
-        """Reads the variables that are set.
+        """Creates the options from the environment variables that are set.
 
         Args:
             environment: variables to read; this process's environment by default.
 
         Raises:
-            ValueError: a number of seconds is not positive, a port, a switch or the generation is
-                invalid, or only some of the TLS variables are set.
+            ValueError: the value of a variable is invalid, or two settings contradict each other,
+                for example because only some of the TLS variables are set.
         """
         source = os.environ if environment is None else environment
         return cls(
@@ -253,7 +265,7 @@ class Options:
 
 
 def xla_processor_limit(environment: Mapping[str, str] | None = None) -> str:
-    """Returns the flag that makes XLA compile for older processors; "" if it is not set.
+    """Returns the flag in `XLA_FLAGS` that makes XLA compile for older CPUs; "" if there is none.
 
     Args:
         environment: variables to read; this process's environment by default.
@@ -272,12 +284,12 @@ class NativeOptions:
     """Settings of the native collectives.
 
     Attributes:
-        enabled: whether they may be used (`TFDIST_NATIVE`, 1 or 0).
-        cache: folder for compiled libraries (`TFDIST_CACHE`, by default `$XDG_CACHE_HOME/tfdist` or
-            `~/.cache/tfdist`); None without a home folder.
-        compiler: the C++ compiler command (`CXX`); "" to search for one.
-        vector_unit: the vector instructions that the core uses (`TFDIST_VECTOR_UNIT`): baseline,
-            avx2 or avx512; "" selects the best that the processor has.
+        enabled: whether the native collectives may be used (`TFDIST_NATIVE`, 1 or 0).
+        cache: the folder for compiled libraries (`TFDIST_CACHE`, by default
+            `$XDG_CACHE_HOME/tfdist` or `~/.cache/tfdist`); None if there is no home folder.
+        compiler: the command of the C++ compiler (`CXX`); "" to search for a compiler.
+        vector_unit: the set of vector instructions that the core uses (`TFDIST_VECTOR_UNIT`):
+            baseline, avx2 or avx512. "" selects the best set that the CPU supports.
 
     Example:
         >>> NativeOptions.from_environment({Variable.CACHE: "/scratch/me"}).cache
@@ -294,13 +306,14 @@ class NativeOptions:
 
     @classmethod
     def from_environment(cls, environment: dict[str, str] | None = None) -> NativeOptions:
-        """Reads the variables that are set.
+        """Creates the options from the environment variables that are set.
 
         Args:
             environment: variables to read; this process's environment by default.
 
         Raises:
-            ValueError: `TFDIST_NATIVE` is neither 0 nor 1.
+            ValueError: the value of `TFDIST_NATIVE` is neither 0 nor 1, or `TFDIST_VECTOR_UNIT` is
+                invalid.
         """
         source = os.environ if environment is None else environment
         switch = source.get(Variable.NATIVE) or "1"
@@ -318,7 +331,7 @@ class NativeOptions:
 
 
 def log_level() -> str:
-    """The level of the logger (`TFDIST_LOG_LEVEL`), which is needed before all settings are read.
+    """Returns the level of the logger (`TFDIST_LOG_LEVEL`), without reading the other settings.
 
     Raises:
         ValueError: the level is invalid.
@@ -329,10 +342,11 @@ def log_level() -> str:
 
 
 def progress_path() -> str:
-    """The path of the memory that the launcher has made for this worker (`TFDIST_PROGRESS_FILE`).
+    """Returns the path of the progress file of this worker (`TFDIST_PROGRESS_FILE`).
 
-    Not a field of `Options`, because a worker needs it even if another setting is invalid, to
-    report that error to the launcher.
+    The path is not a field of `Options`, because a worker needs it even if another setting is
+    invalid. The worker then reports this error to the launcher in the progress file. Without a
+    launcher, the path is "".
     """
     return os.environ.get(InternalVariable.PROGRESS_FILE, "")
 
@@ -347,7 +361,7 @@ def environment_of_programs() -> dict[str, str]:
 
 
 def _read(options: type, names: type, source: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the values of those fields of a dataclass for which a variable is set."""
+    """Returns the values of the fields of a dataclass that are set by environment variables."""
     values = {}
     for setting in fields(options):
         name = getattr(names, setting.name.upper(), "")
@@ -364,7 +378,7 @@ def _cache(source: Mapping[str, str]) -> Path | None:
     base = source.get("XDG_CACHE_HOME", "")
     if os.path.isabs(base):
         return Path(base) / "tfdist"
-    # Without a home folder, "~" is left unexpanded.
+    # If there is no home folder, `expanduser` leaves "~" unchanged.
     return Path(home) / ".cache" / "tfdist" if os.path.isabs(home) else None
 
 
@@ -419,14 +433,15 @@ def _text(name: str, text: str) -> str:
     return text
 
 
-# By the type of a setting.
+# The functions that read a setting, by the type of the setting.
 _READERS: dict[type, Callable[[str, str], Any]] = {
     str: _text,
     float: _seconds,
     int: _port,
     bool: _switch,
 }
-# By name, if the type is not sufficient.
+# The functions that read particular settings instead of the functions above, by the name of the
+# setting.
 _OTHER_READERS: dict[str, Callable[[str, str], Any]] = {
     "generation": _count,
     "device_buffers": _count,

@@ -1,9 +1,9 @@
-"""A worker's report to its launcher, in shared memory: its steps, and the exception that ended it.
+"""Shared memory in which a worker reports its steps and its final exception to the launcher.
 
-The launcher creates the memory, and reads it after the worker has ended for any reason. The first
-process that opens the memory owns it, so that the worker's child processes do not write to it. The
-memory starts with the owner's process ID and the number of steps, 8 bytes each. The exception that
-ended the process follows, as JSON preceded by its length.
+The launcher creates this memory, and reads it after the worker has ended for any reason. The first
+process that opens the memory owns it, so that child processes of the worker do not write to the
+memory. The memory starts with the owner's process ID and the number of steps, 8 bytes each. The
+exception that ended the process follows, as JSON preceded by its length.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ class UncaughtException:
     """An exception that no code has caught.
 
     Attributes:
-        classes: the names of its class and of the class's bases, without their modules.
-        chained: the class names of its chained exceptions (`__cause__` and `__context__`).
-        message: the first line of its message.
+        classes: the names of the exception's class and of its base classes, without the names of
+            modules.
+        chained: the names of the classes of the chained exceptions (`__cause__` and `__context__`).
+        message: the first line of the exception's message.
 
     Example:
         >>> UncaughtException.from_exception(ModuleNotFoundError("No module named 'x'")).classes
@@ -58,17 +59,17 @@ class UncaughtException:
         )
 
     def __str__(self) -> str:
-        """The class and the message."""
+        """Returns the name of the class and the message."""
         return ": ".join(filter(None, (self.classes[0], self.message)))
 
 
 @dataclass(frozen=True)
 class Progress:
-    """The values that a worker has written.
+    """The progress that a worker has written to the memory.
 
     Attributes:
-        steps: the training steps that its job had completed, including steps of earlier processes;
-            None if the worker has counted none.
+        steps: the number of training steps that the job had completed, including the steps of
+            earlier processes; None if the worker has not reported a step.
         raised: the exception that ended the worker, if any.
     """
 
@@ -77,7 +78,7 @@ class Progress:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Progress:
-        """Reads the memory; an invalid value counts as not written."""
+        """Reads the progress from the memory. An invalid value counts as not written."""
         if len(data) < SIZE:
             return cls()
         (steps,) = _STEPS.unpack_from(data, _STEPS_AT)
@@ -97,10 +98,10 @@ class Progress:
 
 
 class ProgressFile:
-    """The worker's side: writes to the memory without system calls.
+    """Writes the progress of this worker to the memory, without system calls.
 
     Args:
-        path: the path from the launcher.
+        path: the path of the memory, which the worker gets from its launcher (`progress_path`).
 
     Raises:
         OSError: the memory cannot be opened, or belongs to another process.
@@ -132,7 +133,7 @@ class ProgressFile:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The exceptions that led to an exception, as a traceback shows them."""
+    """Yields the exceptions that led to an exception, in the order of the chain."""
     seen = {id(error)}
     while True:
         behind = error.__cause__

@@ -33,10 +33,10 @@ from tfdist.errors import UnsupportedError
 
 @dataclass(frozen=True)
 class ShardRange:
-    """Elements `[start, stop)` of a flat variable.
+    """The elements `[start, stop)` of a flattened variable.
 
     Attributes:
-        variable: the variable's number.
+        variable: the index of the variable among all variables that the optimizer trains.
         start: the first element.
         stop: one past the last element.
         offset: the position of the first element in the rank's shard of the bucket.
@@ -60,9 +60,9 @@ class Bucket:
     A shard boundary may fall within a variable; the last shards may contain padding.
 
     Attributes:
-        variables: the variables' numbers.
-        sizes: their numbers of elements.
-        ranks: the number of shards.
+        variables: the indices of the variables.
+        sizes: the number of elements of each of these variables.
+        ranks: the number of shards, one for each rank.
 
     Example:
         >>> Bucket((0, 1), (5, 2), ranks=2).ranges(0)
@@ -89,12 +89,12 @@ class Bucket:
         return self.shard_size * self.ranks - self.size
 
     def elements(self, rank: int) -> tuple[int, int]:
-        """The start and end indices of a rank's shard in the bucket, without padding."""
+        """The indices in the bucket at which a rank's shard begins and ends, without padding."""
         ends = rank * self.shard_size, (rank + 1) * self.shard_size
         return min(ends[0], self.size), min(ends[1], self.size)
 
     def ranges(self, rank: int) -> list[ShardRange]:
-        """The contents of a rank's shard, in order."""
+        """The parts of variables that a rank's shard consists of, in order."""
         first, last = rank * self.shard_size, (rank + 1) * self.shard_size
         ranges, begin = [], 0
         for variable, size in zip(self.variables, self.sizes, strict=True):
@@ -106,11 +106,11 @@ class Bucket:
 
 
 def make_buckets(sizes: Sequence[int], groups: Sequence[Sequence[int]], ranks: int) -> list[Bucket]:
-    """Returns the buckets of some variables.
+    """Returns a bucket for each group of variables.
 
     Args:
         sizes: the number of elements of every variable.
-        groups: for each bucket, the numbers of its variables.
+        groups: for each bucket, the indices of its variables in `sizes`.
         ranks: the number of shards of each bucket.
     """
     filled = [[i for i in group if sizes[i]] for group in groups]
@@ -167,7 +167,7 @@ def is_stateless(optimizer: Any) -> bool:
 
 
 def check_variables(variables: Any) -> None:
-    """Checks that the optimizer state of variables can be sharded.
+    """Checks that the optimizer state of some variables can be sharded.
 
     Raises:
         UnsupportedError: a variable is overwritten with its gradient, as in float8 layers.
@@ -191,12 +191,12 @@ def _is_elementwise(kind: type) -> bool:
 
 
 class Shard(keras.Variable):  # type: ignore[misc]
-    """Some elements of a model variable, flattened, under the variable's name.
+    """A variable with some elements of a flattened model variable, and with the same name.
 
     Args:
         variable: the model variable.
-        range_: the range of its elements.
-        device: the device that holds them.
+        range_: the range of the elements.
+        device: the device that holds the elements.
     """
 
     def __init__(self, variable: Any, range_: ShardRange, device: str) -> None:
@@ -211,12 +211,12 @@ class Shard(keras.Variable):  # type: ignore[misc]
         self._path = getattr(variable, "path", variable.name)
 
     def of(self, whole: Any) -> tf.Tensor:
-        """Returns this shard's elements of a value of the full variable's shape."""
+        """Returns the elements of a full variable's value that belong to this shard."""
         flat = tf.reshape(tf.convert_to_tensor(whole), [-1])
         return flat[self.range.start : self.range.stop]
 
     def of_slices(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:
-        """Returns this shard's elements of slices. The slices' indices may repeat."""
+        """Returns the elements of `slices` that belong to this shard. Indices may repeat."""
         row = int(self.variable.shape[1:].num_elements())
         start, stop = self.range.start, self.range.stop
         rows = tf.logical_and(slices.indices >= start // row, slices.indices <= (stop - 1) // row)
@@ -231,7 +231,10 @@ class Shard(keras.Variable):  # type: ignore[misc]
 
 @contextlib.contextmanager
 def local_variables(device: str) -> Iterator[None]:
-    """Creates variables local to this process, regardless of the strategy in scope."""
+    """Makes all variables that are created in this context local to this process.
+
+    The strategy in scope does not mirror or distribute them.
+    """
 
     def create(next_creator: Any, **kwargs: Any) -> Any:
         known = ("initial_value", "trainable", "name", "dtype", "shape")
@@ -247,15 +250,17 @@ class PreviousRankCopies:
     Rank 0 copies the last rank's slots.
 
     Args:
-        slots: for each kind of slot, this rank's slots, bucket by bucket.
-        buckets: the buckets, each with the numbers of its slots in `slots`.
-        dtypes: the buckets' types.
+        slots: for each kind of slot, such as Adam's momentum, the slots of this rank, bucket by
+            bucket.
+        buckets: the buckets, each with the indices of its slots in the lists of `slots`.
+        dtypes: the data type of each bucket.
         rank: this rank.
-        communicator: the communicator over the ranks.
+        communicator: the communicator of all ranks.
 
     Attributes:
         rank: the previous rank.
-        stale: whether slots have been changed since the last copy, other than by a step.
+        stale: whether code outside of a step has changed slots since the last exchange of copies;
+            initially True.
     """
 
     def __init__(
@@ -288,19 +293,19 @@ class PreviousRankCopies:
         return list(self._copies.values())
 
     def exchange(self) -> None:
-        """Sends this rank's slots to the next rank, and keeps the previous rank's slots."""
+        """Sends this rank's slots to the next rank, and stores the previous rank's slots."""
         for dtype, copy in self._copies.items():
             sent = [tf.zeros([0], dtype), *map(tf.convert_to_tensor, self._sent[dtype])]
             received = _pass_on(self._communicator, pack(sent))
             copy.assign(tf.ensure_shape(received, copy.shape))
 
     def renew(self) -> None:
-        """Exchanges the copies once, outside of a step; called by all ranks."""
+        """Exchanges the copies once, outside of a step; all ranks call this together."""
         self.exchange()
         self.stale = False
 
     def of(self, kind: int, bucket: int) -> tf.Tensor:
-        """Returns the previous rank's slots of a kind in a bucket, concatenated."""
+        """Returns the copies of the previous rank's slots of one kind in a bucket, concatenated."""
         dtype, begin, end = self._ranges[kind, bucket]
         return self._copies[dtype][begin:end]
 
@@ -319,8 +324,9 @@ def _pass_on(group: CoreCommunicator, tensor: tf.Tensor) -> tf.Tensor:
 class ShardedVariables:
     """The variables that an optimizer trains, sharded among the ranks.
 
-    The gradients of a bucket are reduce-scattered as soon as they are available, and its updated
-    elements are all-gathered. Together these transfer the same number of bytes as an all-reduce.
+    The gradients of a bucket are reduce-scattered as soon as they are available. After the update,
+    the variables of the bucket are all-gathered. Together, the two collectives transfer the same
+    number of bytes as an all-reduce.
 
     Args:
         variables: the model variables.
@@ -329,12 +335,13 @@ class ShardedVariables:
 
     Attributes:
         variables: the model variables.
-        shards: this rank's shards, bucket by bucket.
-        buckets: the buckets, each with the numbers of its shards.
-        ranks: the number of ranks that the variables are sharded among.
+        shards: the shards of this rank, bucket by bucket.
+        buckets: the buckets, each with the indices of its shards in `shards`.
+        ranks: the number of ranks among which the variables are sharded.
         rank: this rank.
         copies: the copy of the previous rank's slots; None if this rank keeps no copy.
-        unbuilt: the variables that the optimizer had before it was built for the shards.
+        unbuilt: the variables that the optimizer had before it was built, such as the learning
+            rate.
     """
 
     copies: PreviousRankCopies | None = None
@@ -348,7 +355,8 @@ class ShardedVariables:
         first = min(bytes_, FIRST_BYTES)
         groups = plan(specs, bytes_, first_bytes=first, alone_bytes=bytes_)
         sizes = [int(spec.shape.num_elements()) for spec in specs]
-        # If the rank or the number of ranks changes, everything is built and traced again.
+        # Reads of the rank and of the number of ranks are not recorded, because a change of either
+        # one leads to new shards and new traces anyway.
         with registry.unnoted():
             self.rank, self.ranks = communicator.rank, communicator.size
         self.buckets: list[tuple[Bucket, list[int]]] = []
@@ -367,16 +375,16 @@ class ShardedVariables:
         return [tf.as_dtype(self.variables[b.variables[0]].dtype) for b, _ in self.buckets]
 
     def mark_slots_changed(self) -> None:
-        """Records that slots were set outside of a step, on all ranks."""
+        """Records that code has assigned slots outside of a step, on all ranks."""
         if self.copies is not None:
             self.copies.stale = True
 
     def owner_of(self, variable: Any) -> Any:
-        """Returns the model variable that a shard belongs to, or any other variable unchanged."""
+        """Returns the model variable of a shard; returns any other variable unchanged."""
         return self._owners.get(id(variable), variable)
 
     def refresh(self) -> None:
-        """Copies the variables' values to the shards, since they may have been assigned."""
+        """Copies the model variables to the shards, because the variables may have changed."""
         for shard in self.shards:
             shard.assign(shard.of(shard.variable))
 
@@ -388,7 +396,8 @@ class ShardedVariables:
                 None.
 
         Returns:
-            For each of `shards`, its elements of the sum.
+            For each shard in `shards`, the elements of the sum that belong to this shard; None if
+            the variable of the shard has no gradient.
         """
         results: list[Any] = [None] * len(self.shards)
         dense = [None if isinstance(g, tf.IndexedSlices) else g for g in gradients]
@@ -408,7 +417,7 @@ class ShardedVariables:
         return results
 
     def of(self, values: Sequence[Any]) -> list[Any]:
-        """Returns each shard's elements of its variable's full value; None if that is None."""
+        """Selects each shard's elements from the full values of the variables. None stays None."""
         results: list[Any] = []
         for shard in self.shards:
             value = values[shard.range.variable]
@@ -426,14 +435,17 @@ class ShardedVariables:
         communicator: Communicator | None = None,
         before_last: Callable[[], Sequence[Any]] = list,
     ) -> None:
-        """Gathers full values from all ranks' shards, bucket by bucket.
+        """Gathers the full values of variables from the shards of all ranks, bucket by bucket.
 
         Args:
-            values: for each of `shards`, its value.
-            use: called with the number of each variable and its full value.
-            numbers: the variables to gather; all by default.
-            communicator: an alternative communicator over the same ranks.
-            before_last: returns the operations that must precede this rank's last contribution.
+            values: the value of each shard in `shards`.
+            use: a function that is called with the index of each variable and the variable's full
+                value.
+            numbers: the indices of the variables to gather; by default, all variables.
+            communicator: a communicator of the same ranks to use instead of the communicator of
+                this object.
+            before_last: a function that returns the operations that must run before this rank's
+                contribution to the last all-gather.
         """
         communicator = communicator or self._communicator
         several = [
@@ -471,10 +483,11 @@ class ShardedVariables:
         """Gathers values from the ranks' shards, and assigns them to the variables on all ranks.
 
         Args:
-            values: for each of `shards`, its value.
-            numbers: the variables to assign; all by default.
-            announce: called with all gathered values, before any of them is assigned.
-            **how: passed to `gather`.
+            values: the value of each shard in `shards`.
+            numbers: the indices of the variables to assign; by default, all variables.
+            announce: a function that is called with all gathered values before any variable is
+                assigned.
+            **how: further arguments of `gather`.
         """
         gathered: dict[int, tf.Tensor] = {}
         self.gather(values, gathered.__setitem__, numbers, **how)
@@ -487,7 +500,7 @@ class ShardedVariables:
         return self._communicator.all_reduce([tensor])[0]
 
     def _flatten(self, bucket: Bucket, gradients: Sequence[Any]) -> tf.Tensor:
-        """Concatenates the gradients of a bucket, with zeros for missing ones."""
+        """Concatenates the gradients of a bucket, with zeros for missing gradients."""
         flats = []
         dtype = tf.as_dtype(self.variables[bucket.variables[0]].dtype)
         for number, size in zip(bucket.variables, bucket.sizes, strict=True):
@@ -511,7 +524,7 @@ def note_sharded(optimizer: Any, sharded: ShardedVariables) -> None:
 
 
 def sharded_by(optimizer: Any) -> ShardedVariables | None:
-    """The sharded variables that an optimizer was built for; None if it is unsharded or unbuilt."""
+    """Returns the sharded variables of an optimizer; None if it is not sharded or not built."""
     # A model's `optimizer` attribute may have any type.
     if not isinstance(optimizer, BaseOptimizer):
         return None
@@ -530,7 +543,7 @@ def may_shard(optimizer: Any) -> bool:
 
 
 def is_sharded(optimizer: Any) -> bool:
-    """Whether an existing optimizer is sharded among the ranks."""
+    """Whether the state of an optimizer is sharded among the ranks."""
     return may_shard(optimizer) and not is_stateless(optimizer)
 
 
@@ -543,12 +556,12 @@ def trained_by(optimizer: Any) -> list[Any]:
 
 
 class FullSlot:
-    """The slot of a full variable. This rank holds only some shards of it.
+    """The slot of a full model variable. This rank holds only some shards of the slot.
 
     Args:
-        sharded: the variables that the optimizer is built for.
-        like: a variable of the same shape and type.
-        parts: this rank's shards of the variable, each with its slot.
+        sharded: the sharded variables for which the optimizer was built.
+        like: a variable with the shape, the type and the name of the slot.
+        parts: the shards of the model variable on this rank, each with the slot of this shard.
     """
 
     def __init__(
@@ -561,7 +574,7 @@ class FullSlot:
 
     @property
     def parts(self) -> list[tuple[int, Any, Callable[[Any], None]]]:
-        """This rank's shards of the flattened slot.
+        """The parts of the flattened slot that this rank holds.
 
         Returns:
             For each shard, the index of its first element, the variable that holds the shard of
@@ -578,13 +591,13 @@ class FullSlot:
         return [(shard.range.start, slot, assigns(slot)) for shard, slot in self._parts]
 
     def assign(self, value: Any) -> None:
-        """Assigns this rank's shards their elements of a full value."""
+        """Assigns the elements of a full value to this rank's shards."""
         for shard, slot in self._parts:
             slot.assign(shard.of(value))
         self._sharded.mark_slots_changed()
 
     def keep(self, value: tf.Tensor) -> None:
-        """Stores the full value, which the conversion to a tensor returns."""
+        """Stores the full value; a conversion of this object to a tensor then returns it."""
         self._value = value
 
     def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> tf.Tensor:
@@ -592,18 +605,19 @@ class FullSlot:
 
 
 class FullState:
-    """The variables of a sharded optimizer in the form of an unsharded one.
+    """Presents the variables of a sharded optimizer in the form of an unsharded optimizer.
 
     Args:
-        optimizer: a sharded optimizer that is built.
+        optimizer: a sharded optimizer that has been built.
 
     Attributes:
-        blank: the unsharded counterpart. Its variables have no values.
+        blank: an unsharded copy of the optimizer. The variables of the copy have no values.
         blanks: the variables of `blank`.
-        variables: for each of `blanks`, a `FullSlot` or a variable of `optimizer`.
+        variables: for each variable in `blanks`, the corresponding `FullSlot` or variable of
+            `optimizer`.
 
     Raises:
-        ValueError: the counterpart has different slots.
+        ValueError: the slots of the optimizer do not correspond to the slots of the unsharded copy.
     """
 
     def __init__(self, optimizer: Any) -> None:
@@ -652,16 +666,17 @@ class FullState:
 
     @property
     def own(self) -> list[list[Any]]:
-        """For each kind of slot, this rank's slots in the order of the shards."""
+        """This rank's slots: for each kind of slot, the slots in the order of the shards."""
         several = range(len(self._sharded.shards))
         return [[self._local[i, n] for i in several] for n in sorted(self._slot_indices)]
 
     def gather(self, communicator: Communicator, *, keep: bool) -> None:
-        """Gathers the full slots; called by all ranks.
+        """Gathers the full slots; all ranks call this together.
 
         Args:
-            communicator: the communicator over the ranks that share the optimizer's state.
-            keep: whether this rank needs the slots.
+            communicator: the communicator of the ranks among which the optimizer's state is
+                divided.
+            keep: whether this rank needs the full slots afterward.
         """
         for n, values in zip(sorted(self._slot_indices), self.own, strict=True):
 
@@ -675,13 +690,13 @@ class FullState:
 def _tracked(
     copy: Any, owners: Sequence[int | None], shared: int
 ) -> dict[tuple[int | None, int], Any]:
-    """The variables of a copy by their keys: all slots, and the first `shared` other variables."""
+    """Returns the slots and the first `shared` other variables of a copy, by their keys."""
     pairs = zip(numbered(owners), copy.variables, strict=True)
     return {key: v for key, v in pairs if key[0] is not None or key[1] < shared}
 
 
 def full_variables(optimizer: Any) -> list[Any]:
-    """An optimizer's variables in unsharded form, for assigning full values."""
+    """Returns an optimizer's variables in unsharded form, so that code can assign full values."""
     if sharded_by(optimizer) is None:
         return list(optimizer.variables)
     return FullState(optimizer).variables

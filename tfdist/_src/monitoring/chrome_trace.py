@@ -22,10 +22,10 @@ from tfdist._src.log import logger
 
 
 def clock_offsets(records: list[dict[str, Any]]) -> list[tuple[int, int | None]]:
-    """Each worker's clock minus the chief's, and the uncertainty of the difference, in nanoseconds.
+    """Returns each worker's clock minus the chief's clock in nanoseconds, and its uncertainty.
 
-    If a worker and the chief have not compared their clocks, the hosts' time of day is used, with
-    an unknown uncertainty (None).
+    If a worker and the chief have not compared their clocks, the difference is computed from the
+    time of day on their hosts, and the uncertainty is None.
 
     Args:
         records: each worker's record, by rank; see `Timeline`.
@@ -55,7 +55,7 @@ _MESSAGES = ("send", "receive")
 
 
 class Span(NamedTuple):
-    """An interval on a worker, in nanoseconds of its steady clock."""
+    """An activity of a worker; its times are nanoseconds of the worker's steady clock."""
 
     lane: str
     name: str
@@ -74,8 +74,10 @@ class WorkerRecord:
         clock_offset: its steady clock minus the steady clock of rank 0, in nanoseconds.
         clock_uncertainty: the maximum error of the offset, in nanoseconds; None if unknown.
         spans: its spans.
-        communicators: the records of its communicators, as `tfd_state` describes them.
-        ops: the operations that TensorFlow's profiler recorded; the lane is the thread.
+        communicators: the records of its communicators, in the form that the core's `tfd_state`
+            returns.
+        ops: the operations that TensorFlow's profiler recorded; the lane of an operation is the
+            thread that ran the operation.
     """
 
     rank: int
@@ -89,11 +91,11 @@ class WorkerRecord:
 
 
 def build(workers: Sequence[WorkerRecord], about: Mapping[str, Any]) -> dict[str, Any]:
-    """Builds the trace as an object for JSON.
+    """Builds the trace, as an object that can be written as JSON.
 
     Args:
         workers: the records, by rank.
-        about: further contents of the file's `otherData`.
+        about: additional entries for `otherData` in the file.
     """
     begin = min(_begins(workers), default=0)
     begun = _Begun(workers)
@@ -124,7 +126,7 @@ def _begins(workers: Sequence[WorkerRecord]) -> Iterator[int]:
 
 
 def _thread(op: Span) -> str:
-    """The lane of a thread's operations."""
+    """The name of the lane that shows the operations of a thread."""
     return f"TensorFlow: {op.lane}"
 
 
@@ -142,18 +144,20 @@ class _Begun:
                         self._times[key][communicator["rank"]] = time, worker
 
     def last(self, communicator: Mapping[str, Any], record: Event) -> int:
-        """Finds the last rank that a rank waited for in a collective.
+        """Returns the last rank for which a rank waited in a collective.
 
-        If hosts have several ranks, a rank notices only some ranks of other hosts, and those may be
-        waiting for ranks of their own host. Therefore the result is the rank that began last,
-        unless the clocks are too inaccurate to identify it.
+        If a host has several ranks, a rank of another host sees only some of them, and these ranks
+        may themselves be waiting for other ranks of their host. Therefore, the method returns the
+        rank that began the collective last. If the clocks are too inaccurate to identify this rank,
+        the method returns the last rank that the waiting rank saw.
         """
         noticed: int = record["last"]
         times = self._times[self._key(communicator, record)]
         if record["kind"] in ("broadcast", *_MESSAGES) or noticed not in times:
             return noticed
         latest = max(times, key=lambda rank: times[rank][0])
-        # A rank does not wait for itself: the noticed rank began earlier, but was delayed.
+        # A rank does not wait for itself. If the waiting rank itself began last, it waited for the
+        # rank that it saw last. This rank began earlier, but was delayed.
         if latest == communicator["rank"]:
             return noticed
         (before, one), (after, other) = times[noticed], times[latest]
@@ -168,7 +172,7 @@ class _Begun:
 
 
 class _Worker:
-    """The events of one worker; its rank is its process in the trace."""
+    """Creates the events of one worker. The trace shows the worker as a process."""
 
     def __init__(self, worker: WorkerRecord, begin: int, begun: _Begun) -> None:
         self._worker = worker
@@ -180,7 +184,7 @@ class _Worker:
         threads = dict.fromkeys(_thread(span) for span in worker.ops)
         lanes = [*_FIRST, *middle, *_LAST, *threads]
         self._lanes = {lane: n for n, lane in enumerate(lanes, start=1)}
-        # By the number of a lane: its position from top to bottom.
+        # The position of each lane from top to bottom, by the number of the lane.
         self._positions = {n: n for n in self._lanes.values()}
 
     def events(self) -> list[Event]:
@@ -210,7 +214,7 @@ class _Worker:
     def _spread(self, slices: list[Event]) -> None:
         """Moves overlapping slices to additional lanes, because viewers would nest them.
 
-        Slices of several replicas, for example, overlap.
+        For example, the slices of several replicas overlap.
         """
         names = {number: lane for lane, number in self._lanes.items()}
         opened: dict[int, dict[int, list[int]]] = {lane: {lane: []} for lane in names}
@@ -234,7 +238,7 @@ class _Worker:
         return {"ph": "M", "pid": self._worker.rank, "tid": thread, "name": name, "args": args}
 
     def _at(self, time: int) -> float:
-        """Microseconds since the trace began, by the clock of rank 0."""
+        """Converts a time to microseconds since the trace began, by the clock of rank 0."""
         return (time - self._worker.clock_offset - self._begin) / 1e3
 
     def _event(self, kind: str, lane: str, name: str, time: int, **more: Any) -> Event:
@@ -295,7 +299,7 @@ class _Worker:
                 yield self._slice(lane, name, first, last)
 
     def _arrivals(self, communicator: Mapping[str, Any], record: Event) -> Iterator[Event]:
-        """Yields the arrival times of other hosts in a collective of several hosts."""
+        """Yields an event for each time at which another host joined a collective."""
         own = communicator["hosts"][communicator["rank"]]
         for host, time in enumerate(record["arrivals_ns"]):
             if host != own and time:
@@ -304,7 +308,7 @@ class _Worker:
                 yield self._event("i", communicator["name"], name, time, s="t")
 
     def _arrow(self, communicator: Mapping[str, Any], record: Event) -> Event:
-        """One end of an arrow from a send to its receive."""
+        """Returns the beginning or the end of the arrow from a send to the matching receive."""
         sends = record["kind"] == "send"
         ends = (communicator["rank"], record["peer"])
         sender, receiver = ends if sends else ends[::-1]
@@ -334,7 +338,7 @@ class OpProfile:
         self._undo = contextlib.ExitStack()
 
     def start(self) -> None:
-        """Starts the profiler; restarts it if a failed training has left it running."""
+        """Starts the profiler; stops it first if a failed training run has left it running."""
         left = OpProfile._running
         if left is not None:
             OpProfile._running = None
@@ -357,7 +361,8 @@ class OpProfile:
         """Stops the profiler.
 
         Args:
-            ahead: the clock of the spans minus the time since 1970, in nanoseconds.
+            ahead: the time of the clock that the spans use, minus the time since 1970, in
+                nanoseconds.
 
         Returns:
             The operations that ran, with a lane for each thread, and for each stream of a GPU.

@@ -21,11 +21,13 @@ from tfdist._version import __version__
 class Collector(BaseCollector):
     """This process's metrics, for any registry of `prometheus_client`.
 
-    With `TFDIST_METRICS_PORT`, tfdist serves them itself. A process that already serves metrics
-    registers this class with its own registry before it calls `fit`.
+    If `TFDIST_METRICS_PORT` is set, tfdist serves these metrics itself. If the process already
+    serves metrics, register an object of this class with the process's own registry before the call
+    of `fit`.
 
     Args:
-        snapshot: returns the values; this process's values by default.
+        snapshot: a function that returns the values of the metrics; by default, the values of this
+            process.
 
     Example:
         ```python
@@ -38,7 +40,7 @@ class Collector(BaseCollector):
         record.keeps_durations = True
 
     def collect(self) -> Iterator[Metric]:
-        """Yields the metrics; the native core's metrics only if it runs."""
+        """Yields the metrics, including the metrics of the native core if the core runs."""
         now = self._read()
         labels = {
             "version": __version__,

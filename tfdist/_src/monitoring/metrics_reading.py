@@ -1,4 +1,4 @@
-"""A reading of this process's state and counts; requires no metrics package."""
+"""Reads the state and the counts of this process, without any metrics package."""
 
 import socket
 from dataclasses import dataclass
@@ -13,20 +13,21 @@ from tfdist._src.monitoring.training import Trained, record
 
 @dataclass(frozen=True)
 class MetricsReading:
-    """The state of this process, and its counts since it started.
+    """The state of this process, and counts since the process started.
 
     Attributes:
         rank: its rank in the job.
         workers: the number of workers in the job.
         host: the name of its host.
         strategy: the class of its strategy.
-        trained: its steps and their rows.
-        activity: its waiting times and other counts; None if the native core does not run.
-        sent_bytes: bytes that the native core sent to other hosts; None if it does not run, or no
-            longer runs.
-        device_bytes: bytes of tensors in its GPUs' collectives that did not pass through the hosts'
-            memory; None as for `sent_bytes`.
-        recoveries: the number of times training has continued after the loss of a worker.
+        trained: the training steps that the process has completed, and the rows of these steps.
+        activity: the waiting times and other counts of the native core; None if the core does not
+            run.
+        sent_bytes: the bytes that the native core has sent to other hosts; None if the core does
+            not run, or has stopped.
+        device_bytes: the bytes of tensors in collectives of this process's GPUs that did not pass
+            through the memory of a host; None in the same cases as `sent_bytes`.
+        recoveries: the number of times that training has continued after the loss of a worker.
     """
 
     rank: int
@@ -45,7 +46,7 @@ _host = ""
 
 
 def describe(strategy: str, host: str) -> None:
-    """Records the class of this process's strategy, and its host if set."""
+    """Records the class of this process's strategy, and the value of `TFDIST_HOST`."""
     global _strategy, _host
     _strategy, _host = strategy, host
 

@@ -1,4 +1,4 @@
-"""This process's answer when an observer asks for the job's status."""
+"""The report that this process sends when an observer asks for the status of the job."""
 
 import os
 import socket
@@ -27,7 +27,9 @@ _LIBRARIES = (*{sysconfig.get_path(name) for name in ("stdlib", "purelib", "plat
 
 
 def reporter(session: Session) -> Callable[[], dict[str, Any]]:
-    """Returns a function that makes the report, in any thread and without blocking.
+    """Returns a function that makes the report.
+
+    Any thread may call the function, and it does not block.
 
     docs/guide/monitoring.md describes the report's keys.
 
@@ -45,8 +47,8 @@ def reporter(session: Session) -> Callable[[], dict[str, Any]]:
         exchanges = list(_exchanges(session, now))
         operations = [*exchanges, *_operations(communicators, ranks, now)][:_MAX_ITEMS]
         waited = None
-        # If an operation is in progress, the worker waits in a collective of the input pipeline
-        # instead, for example at the end of the data.
+        # While an operation is in progress, the worker does not wait for its input. Instead, it
+        # waits in a collective that the input pipeline runs, for example at the end of the data.
         if done.input_since is not None and not operations:
             waited = max(0.0, 1e-9 * now - done.input_since)
         return {
@@ -79,7 +81,7 @@ def reporter(session: Session) -> Callable[[], dict[str, Any]]:
 def _operations(
     communicators: Sequence[dict[str, Any]], ranks: dict[str, int], now: int
 ) -> Iterator[dict[str, Any]]:
-    """The operations that this process has begun and not ended."""
+    """Yields the collectives and messages that this process has begun and that have not ended."""
     for one in communicators:
         for record in one["records"]:
             if not record["ended_ns"]:
@@ -95,9 +97,9 @@ def _operations(
 
 
 def _exchanges(session: Session, now: int) -> Iterator[dict[str, Any]]:
-    """The exchange that this process is in, and the notice from rank 0 that it waits for.
+    """Yields the exchange that this process is in, and the notice from rank 0 for which it waits.
 
-    The reports of the other ranks show which of them have not joined an exchange.
+    The reports of the other ranks show which of these ranks have not joined the exchange.
     """
     for one in session.awaited:
         yield {
@@ -111,7 +113,7 @@ def _exchanges(session: Session, now: int) -> Iterator[dict[str, Any]]:
 
 
 def _missing(communicator: dict[str, Any], record: dict[str, Any]) -> list[int]:
-    """The ranks of the group that have not joined, according to their last messages."""
+    """Returns the ranks that have not joined an operation, according to their last messages."""
     if record["peer"] >= 0:
         return [record["peer"]]
     peers = communicator["peers"]
@@ -119,7 +121,7 @@ def _missing(communicator: dict[str, Any], record: dict[str, Any]) -> list[int]:
 
 
 def _links(communicators: Sequence[dict[str, Any]], ranks: dict[str, int]) -> list[tuple[int, ...]]:
-    """The busiest connections to other hosts, by rank."""
+    """The connections to other hosts that were busy for the longest time, by rank."""
     found = stragglers.by_rank(communicators, ranks)
     busiest = sorted(found, key=lambda rank: -found[rank].busy_us)[:_MAX_LINKS]
     return [(rank, *astuple(found[rank])) for rank in busiest]
@@ -137,7 +139,7 @@ def _resident_bytes() -> int:
 
 
 def _main_thread() -> str:
-    """The main thread's innermost call in the user's program, or else its innermost call."""
+    """The main thread's innermost call in the user's program, or else in any code."""
     innermost = sys._current_frames().get(threading.main_thread().ident or 0)
     frame: FrameType | None = innermost
     while frame is not None and frame.f_code.co_filename.startswith((*_LIBRARIES, "<")):

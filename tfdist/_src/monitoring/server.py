@@ -22,8 +22,8 @@ from tfdist._src.monitoring.metrics_reading import describe
 from tfdist._src.options import Options
 
 _MAX_CONNECTIONS = 8
-"""The maximum number of connections. If there are more, the server closes the oldest connection of
-the address that has the most."""
+"""The maximum number of connections. If there are more, the address with the most connections loses
+its oldest connection."""
 _SILENCE_SECONDS = 5.0
 _REQUEST_SECONDS = 20.0
 _MAX_REASON = 200
@@ -34,7 +34,7 @@ class _Handler(WSGIRequestHandler):
     timeout = _SILENCE_SECONDS
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Suppresses the line for each request."""
+        """Does nothing, because the base class would print a line for each request."""
 
     def log_error(self, format: str, *args: Any) -> None:
         """Reports a failed request."""
@@ -42,7 +42,7 @@ class _Handler(WSGIRequestHandler):
 
 
 class MetricsServer(ThreadingMixIn, WSGIServer):
-    """Serves an application in threads until the process ends.
+    """Serves a WSGI application over HTTP in background threads, until the process ends.
 
     Args:
         host: the address or name to listen on.
@@ -70,7 +70,7 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
         threading.Thread(target=self.serve_forever, name="tfdist-metrics", daemon=True).start()
 
     def reject(self, address: Any, reason: str) -> None:
-        """Reports that a connection received no answer; may delay and combine reports of a host."""
+        """Logs that a client received no answer. Messages about one host may be combined."""
         text = printable(reason)[:_MAX_REASON]
         with self._lock:
             self._rejections.add(
@@ -89,13 +89,13 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
-        """Forgets a connection that ends."""
+        """Removes a connection that has ended from the open connections."""
         with self._lock:
             self._open.pop(request, None)
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Ends connections that take too long, and reports rejections; called twice a second."""
+        """Closes connections that take too long, and reports rejections; called twice a second."""
         now = time.monotonic()
         with self._lock:
             for one in [one for one, (_, at) in self._open.items() if now > at + _REQUEST_SECONDS]:
@@ -103,11 +103,11 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
             self._rejections.tick(now)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Reports an exception that ended the service of a connection."""
+        """Logs the exception that ended a connection."""
         self.reject(client_address, str(sys.exc_info()[1]))
 
     def _drop(self, request: socket.socket, reason: str) -> None:
-        """Ends a connection; its thread then ends by itself."""
+        """Closes a connection; the thread of the connection then ends by itself."""
         with contextlib.suppress(OSError):
             peer = request.getpeername()
             request.shutdown(socket.SHUT_RDWR)
@@ -119,11 +119,11 @@ _begun = False
 
 
 def serve(options: Options, strategy: str) -> None:
-    """Serves metrics, starting with the process's first strategy.
+    """Starts to serve metrics when the process creates its first strategy.
 
     Args:
         options: the settings.
-        strategy: the class of the strategy that has just been created.
+        strategy: the name of the class of the strategy that has just been created.
     """
     global _begun
     describe(strategy, options.host)
@@ -137,7 +137,8 @@ def start(options: Options, job: Topology) -> MetricsServer | None:
 
     Args:
         options: the host and the first port.
-        job: the workers; this process's position among them determines its port.
+        job: the topology of the job; this process's position among the workers of its host
+            determines its port.
 
     Returns:
         The server; None if it cannot be started.

@@ -20,19 +20,20 @@ _NOTICEABLE = 0.05
 # than this share of the busiest link's bytes: such a link carries only small messages.
 MIN_BUSY_SECONDS = 0.001
 _MIN_SHARE = 0.1
-# A link is reported on its own only if it is slower than the median of the best rates by this
-# number times the factor.
+# A single slow link is reported only if its rate, multiplied by this number and by `factor`, is
+# still lower than the median of the hosts' best rates.
 _ALONE = 3.0
-# A small delay may only mean that a busy processor read messages late. A queue on the network
-# takes at least this time, and at least this multiple of the delay in the other direction.
+# A small delay may have another reason: a busy CPU reads messages late. If data queues up in the
+# network, the delay is at least this time, and at least this multiple of the delay in the other
+# direction.
 _MIN_QUEUE_SECONDS = 0.005
 _QUEUE_FACTOR = 3.0
-# Links are compared only if data moves for at least this share of a step.
+# Links are compared only if a worker waits for the network during at least this share of a step.
 _MOVES = 0.1
 
 
 class Cause(enum.Enum):
-    """The slow part of a worker."""
+    """The part of a worker that is slow."""
 
     INPUT = "input"
     COMPUTE = "compute"
@@ -45,8 +46,8 @@ class Traffic:
 
     Attributes:
         bytes: bytes sent and acknowledged.
-        busy: seconds with some of them in flight.
-        delay: mean seconds that a small message took in the other direction.
+        busy: the seconds during which some of these bytes were in flight.
+        delay: the mean time, in seconds, that a small message took in the opposite direction.
     """
 
     bytes: float
@@ -63,12 +64,15 @@ class Measurement:
         input: waiting for the next batch.
         workers: waiting for other workers.
         network: waiting for data to move.
-        best_rate: its highest rate to another host, in bytes per second, while data is in flight;
-            0 if it has no links to other hosts, or has sent too little.
-        slowest_peer: a worker on the host to which the rate is lowest; -1 for none.
-        slowest_rate: the rate to that host, in bytes per second.
-        hosts: the number of hosts with a known rate.
-        delay: the largest mean delay, in seconds, of small messages from another worker.
+        best_rate: the highest rate at which this worker sends to another host, in bytes per second
+            while data is in flight; 0 if the worker has no links to other hosts, or has sent too
+            little data.
+        slowest_peer: a worker on the host to which this worker sends at the lowest rate; -1 if no
+            rate is known.
+        slowest_rate: the rate to this host, in bytes per second.
+        hosts: the number of hosts to which the rate is known.
+        delay: the mean delay, in seconds, of small messages from the worker with the largest mean
+            delay.
     """
 
     step: float
@@ -94,12 +98,13 @@ class Measurement:
         """Makes a measurement from the traffic of each link.
 
         Args:
-            step, data, workers, network: see `Measurement`; `data` is the attribute `input`.
+            step, data, workers, network: the times of `Measurement`; `data` becomes the attribute
+                `input`.
             links: the traffic with each rank on another host.
-            hosts: for each rank, its host's number.
+            hosts: the number of the host of each rank.
         """
         most = max((link.bytes for link in links.values()), default=0.0)
-        fastest: dict[int, tuple[float, int]] = {}  # the rate and the rank, by host
+        fastest: dict[int, tuple[float, int]] = {}  # for each host, the rate and the rank
         for rank, link in links.items():
             if link.busy >= MIN_BUSY_SECONDS and link.bytes >= max(1.0, _MIN_SHARE * most):
                 found = (link.bytes / link.busy, rank)
@@ -111,13 +116,13 @@ class Measurement:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Measurement:
-        """Makes a measurement from its values in order; all of them may be floats."""
+        """Creates a measurement from its values in order, which may all be floats."""
         step, data, workers, network, best, peer, rate, hosts, delay = values
         return cls(step, data, workers, network, best, int(peer), rate, int(hosts), delay)
 
     @property
     def compute(self) -> float:
-        """The rest of the step: computation, callbacks, and everything else in the process."""
+        """The time for the rest of the step: computation, callbacks, and all other work."""
         return max(0.0, self.step - self.input - self.workers - self.network)
 
 
@@ -128,14 +133,15 @@ class Straggler:
     Attributes:
         rank: its rank.
         cause: its slow part.
-        own: its own value: seconds per step, or bytes per second for the network.
-        others: the median of the other workers' values.
-        cost: the upper bound, in seconds, on how much shorter the others' steps would be if this
-            worker were as fast as they are.
-        peer: the receiving worker, if either end of a slow link may have the slow network;
-            otherwise None.
-        queues: whether `own` and `others` are instead the seconds that small messages take to
-            `peer` and back.
+        own: the value of this worker: seconds per step, or bytes per second if the network is slow.
+        others: the median of the values of the other workers.
+        cost: an upper bound, in seconds, on the time that the other workers would save in each step
+            if this worker were as fast as they are.
+        peer: the receiving worker, if the network between this worker and `peer` is slow but it is
+            unknown which of the two ends is the cause; otherwise None.
+        queues: whether data queues up on the way from this worker to `peer`. In this case, `own` is
+            the time, in seconds, that a small message takes from this worker to `peer`, and
+            `others` is the time in the opposite direction.
     """
 
     rank: int
@@ -152,20 +158,22 @@ def find(
 ) -> Straggler | None:
     """Finds the worker that keeps the others waiting.
 
-    A worker's own time is its step's duration without its waits for other workers and for data.
-    The worker that delays the others has the longest own time, although the step takes equally
-    long on all workers. Hosts are compared by their sending rates: a host has a slow network if it
-    sends slowly to all others, or if all others send slowly to it. If a host sends to only one
-    other host, as in a ring or with two hosts, the slow end is unknown, and the workers at both
-    ends are reported. Between two hosts, both directions may carry equally little, because
-    acknowledgments queue behind the data of the slow direction. Then the slow direction is the
-    direction in which small messages take longer. If both a process and a network are slow, the
-    cause that costs more of a step is reported.
+    A worker's own time is the duration of its step without the time in which it waits for other
+    workers or for the network. Although the step takes equally long on all workers, the worker that
+    delays the others has the longest own time. Hosts are compared by the rates at which they send.
+    A host has a slow network if it sends slowly to all other hosts, or if all other hosts send
+    slowly to it. If a host sends to only one other host, as in a ring or with two hosts, it is
+    unknown which end is slow, and both workers are reported. If there are only two hosts, the rates
+    may be equally low in both directions, because the acknowledgments of one direction queue behind
+    the data of the slow direction. In this case, the slow direction is the direction in which small
+    messages take longer. If both a process and a network are slow, the function returns the cause
+    that adds more time to a step.
 
     Args:
         measured: each worker's measurement, by rank.
-        factor: the multiple of the other workers' median above which a worker counts as slow.
-        hosts: each worker's host, as a number; by default, each worker is on a different host.
+        factor: a worker counts as slow if its value exceeds the median of the other workers' values
+            by this factor.
+        hosts: the number of each worker's host; by default, each worker is on a different host.
 
     Example:
         >>> fast, slow = Measurement(0.1, 0.0, 0.06, 0.01), Measurement(0.1, 0.06, 0.0, 0.01)
@@ -176,14 +184,14 @@ def find(
 
 
 def costlier(process: Straggler | None, link: Straggler | None) -> Straggler | None:
-    """Returns the slow process or link that costs the others more time; None without either."""
+    """Returns the process or link that costs the others more time; None if both are None."""
     if process is None or link is None:
         return process or link
     return max(process, link, key=lambda found: found.cost)
 
 
 def find_slow_process(measured: Sequence[Measurement], factor: float) -> Straggler | None:
-    """Compares the workers' own times; a part of `find`."""
+    """Finds a worker with a longer own time than the others; a part of `find`."""
     if len(measured) < 2:
         return None
     own = [m.input + m.compute for m in measured]
@@ -206,7 +214,7 @@ def find_slow_process(measured: Sequence[Measurement], factor: float) -> Straggl
 def find_slow_link(
     measured: Sequence[Measurement], factor: float, hosts: Sequence[int] = ()
 ) -> Straggler | None:
-    """Compares the links; a part of `find`."""
+    """Finds a link that is slower than the others; a part of `find`."""
     linked = [rank for rank, m in enumerate(measured) if m.best_rate > 0]
     if len(linked) < 2 or max(m.network / m.step for m in measured if m.step > 0) < _MOVES:
         return None
@@ -219,8 +227,8 @@ def find_slow_link(
     if len(by_host) == 2 and (queue := _find_queue(measured, factor, *by_host.values())):
         return queue
     best = {h: max(measured[r].best_rate for r in ranks) for h, ranks in by_host.items()}
-    # Ranks with a much lower best rate are left out: they send only small messages, which are slow
-    # for their size.
+    # Ranks with a much lower best rate are left out. They send only small messages, and small
+    # messages are slow for their size.
     slowest = {
         host: min(
             (r for r in ranks if factor * measured[r].best_rate >= best[host]),
@@ -235,7 +243,7 @@ def find_slow_link(
         several = max(measured[r].hosts for r in by_host[slow]) > 1
         peer = None if several else measured[rank].slowest_peer
         return _slow_link(measured, rank, best[slow], usual, peer)
-    # By accused host: the ranks that send to it more slowly than to another host.
+    # For each host, the ranks that send to this host more slowly than to another host.
     accusers: dict[int, list[int]] = {}
     for host, rank in slowest.items():
         if factor * measured[rank].slowest_rate < best[host]:
@@ -259,7 +267,7 @@ def find_slow_link(
 def _slow_link(
     measured: Sequence[Measurement], rank: int, rate: float, usual: float, peer: int | None = None
 ) -> Straggler:
-    """The straggler for a link with this rate; its cost depends on how long data moves."""
+    """Returns the straggler for a slow link. Its cost depends on the waits for the network."""
     cost = max(m.network for m in measured) * (1.0 - rate / usual)
     return Straggler(rank, Cause.NETWORK, rate, usual, cost, peer)
 
@@ -267,7 +275,7 @@ def _slow_link(
 def _find_queue(
     measured: Sequence[Measurement], factor: float, one: Sequence[int], other: Sequence[int]
 ) -> Straggler | None:
-    """Finds the direction with queued data between the ranks of two hosts."""
+    """Finds the direction in which data queues up between the ranks of two hosts."""
     ends = [max(ranks, key=lambda r: measured[r].delay) for ranks in (one, other)]
     back, there = sorted(ends, key=lambda r: measured[r].delay)
     delay, usual = measured[there].delay, measured[back].delay
@@ -296,11 +304,11 @@ _BETWEEN = "Look at the network between them."
 
 
 def describe(straggler: Straggler, name: Callable[[int], str]) -> str:
-    """Describes in sentences how a straggler affects the others, and where to look.
+    """Returns sentences that describe how a straggler affects the others, and where to look.
 
     Args:
         straggler: the straggler.
-        name: returns the name of a worker for messages, by rank.
+        name: a function that takes a rank and returns the name of its worker for messages.
     """
     if straggler.queues:
         return (
@@ -325,13 +333,13 @@ def describe(straggler: Straggler, name: Callable[[int], str]) -> str:
 
 
 def describe_end(straggler: Straggler, name: Callable[[int], str]) -> str:
-    """Returns a sentence that says that a straggler no longer delays the others."""
+    """Returns a sentence that reports that a straggler no longer delays the others."""
     keep = "keeps" if straggler.peer is None else "keep"
     return f"{subject(straggler, name)} no longer {keep} the others waiting."
 
 
 def subject(straggler: Straggler, name: Callable[[int], str]) -> str:
-    """The worker, or the connections between the two workers."""
+    """Returns the subject of a message: the worker, or the connections between two workers."""
     if straggler.peer is None:
         return name(straggler.rank)
     return f"The connections from {name(straggler.rank)} to {name(straggler.peer)}"
@@ -339,16 +347,16 @@ def subject(straggler: Straggler, name: Callable[[int], str]) -> str:
 
 @dataclass(frozen=True)
 class Counts:
-    """Counts of the connections to a rank: the bytes sent to it, and the messages from it.
+    """Counts for all connections to a rank: bytes sent to it, and messages received from it.
 
     Attributes:
         acknowledged_bytes: bytes sent and acknowledged.
-        busy_us: microseconds with data in flight.
+        busy_us: the microseconds during which data was in flight.
         pending_bytes: bytes sent but not yet acknowledged.
-        silent_ms: milliseconds since the last acknowledgment, if bytes are pending.
+        silent_ms: the milliseconds since the last acknowledgment if bytes are pending; otherwise 0.
         frames: status messages received from the rank.
-        delay_us: the total microseconds that these messages were in flight, by the clocks of both
-            ends.
+        delay_us: the total time, in microseconds, that these messages were in flight, according to
+            the clocks of both ends.
     """
 
     acknowledged_bytes: int = 0
@@ -370,14 +378,14 @@ def communicators(records: int = 0) -> list[dict[str, Any]]:
 def by_rank(
     communicators: Sequence[Mapping[str, Any]], ranks: Mapping[str, int]
 ) -> dict[int, Counts]:
-    """The counts by the job's rank at the other end, summed over all connections to that rank.
+    """Returns the counts for each other rank of the job, summed over all connections to this rank.
 
-    Gradients, pipeline messages, and reductions over several devices use separate communicators,
-    and so separate connections.
+    There may be several connections to a rank, because gradients, pipeline messages, and reductions
+    over several devices use separate communicators.
 
     Args:
-        communicators: as `communicators` returns them.
-        ranks: the job's rank of each worker, by the worker's name in messages.
+        communicators: the result of the function `communicators`.
+        ranks: the rank of each worker in the job, by the name of the worker in messages.
     """
     found: dict[int, Counts] = {}
     for one in communicators:
@@ -399,10 +407,10 @@ def by_rank(
 
 
 def traffic(before: Mapping[int, Counts], now: Mapping[int, Counts]) -> dict[int, Traffic]:
-    """The data sent to each rank between two moments, and the mean delay of messages from it.
+    """Returns the data sent to each rank between two moments, and the mean delay of its messages.
 
-    If a communicator has been closed in the meantime, its counts are missing. A rank is left out if
-    its counts have decreased for this reason.
+    If a communicator has been closed between the two moments, its counts are missing in `now`. If
+    the counts of a rank have decreased for this reason, this rank is left out.
     """
     found = {}
     for rank, counts in now.items():

@@ -32,8 +32,8 @@ class Histogram:
     """Durations in seconds.
 
     Attributes:
-        counts: the number of durations up to each of `BOUNDS` and above the previous one; the last
-            element counts durations above all bounds.
+        counts: for each bound in `BOUNDS`, the number of durations that are above the previous
+            bound and not above this bound. The last element counts the durations above all bounds.
         total: the sum of the durations.
     """
 
@@ -41,7 +41,7 @@ class Histogram:
     total: float = 0.0
 
     def observe(self, seconds: float, times: int = 1) -> None:
-        """Counts a duration, `times` times."""
+        """Counts a duration the given number of times."""
         self.counts[bisect_left(BOUNDS, seconds)] += times
         self.total += seconds * times
 
@@ -55,10 +55,11 @@ class Trained:
     """Counts since the process started.
 
     Attributes:
-        steps: the steps of training, each an update of the weights on a global batch.
-        rows: this process's rows of these steps; the sum over the workers is the number of rows of
-            the global batches. In a pipeline, the worker with the last stage counts them.
-        all_rows: the rows of the steps' global batches.
+        steps: the number of training steps. A step updates the weights with a global batch.
+        rows: the rows of these steps that this process has trained. The sum over all workers is the
+            number of rows of the global batches. In a pipeline, only the worker with the last stage
+            counts the rows.
+        all_rows: the number of rows of the global batches in these steps.
         seconds: the durations of the steps of `fit`.
     """
 
@@ -72,12 +73,14 @@ class Record:
     """Counts steps as they end.
 
     Args:
-        progress: returns the memory that the launcher reads; None without a launcher.
+        progress: a function that returns the memory that the launcher reads, or None without a
+            launcher.
 
     Attributes:
-        recoveries: the number of times training has continued here after the loss of a worker.
-        keeps_durations: whether the durations of steps are used; if not, `fit` does not report when
-            its epochs begin.
+        recoveries: the number of times that training has continued in this process after the loss
+            of a worker.
+        keeps_durations: whether the durations of steps are needed. If not, `fit` does not report
+            when its epochs begin.
     """
 
     def __init__(self, progress: Callable[[], ProgressFile | None] = progress_file) -> None:
@@ -92,17 +95,17 @@ class Record:
         self._last: float | None = None
 
     def epoch_begins(self) -> None:
-        """Starts measuring. A step's duration is the time since the previous step's end."""
+        """Starts measuring. A step's duration is the time since the end of the previous step."""
         self._last = time.perf_counter()
 
     def fit_ends(self) -> None:
-        """Stops measuring: from now on, steps have no known duration."""
+        """Stops measuring, so that later steps are counted without a duration."""
         self._last = None
 
     def add(self, steps: int, rows: int, all_rows: int) -> None:
         """Counts steps that have just ended, with their rows in this process and on all workers.
 
-        Steps that run in one execution count as equally long.
+        If several steps run in one execution, they count as equally long.
         """
         with self._lock:
             self._steps += steps
@@ -116,9 +119,9 @@ class Record:
                 file.count(self._earlier + self._steps)
 
     def resumed_at(self, steps: int) -> None:
-        """Reports the step of the job at which the training continues.
+        """Records the step of the job at which training continues.
 
-        The number is written for the launcher, which reports it if the restarted job fails.
+        The launcher reads this number, and reports it if the restarted job fails.
 
         Args:
             steps: the number of steps in the restored state, counted from the job's first start.
@@ -148,16 +151,16 @@ class _Moment(NamedTuple):
 
 @dataclass(frozen=True)
 class StepFigures:
-    """The duration and composition of consecutive steps on this worker. Times are in seconds.
+    """Measurements of consecutive steps on this worker. Times are in seconds.
 
     Attributes:
         steps: the number of steps.
-        seconds: their total time.
-        times: for each call of the training function, which may run several steps, the time per
-            step.
-        rows: the rows of their global batches.
-        activity: the native core's counts during them; None if it does not run.
-        sent_bytes: bytes sent to other hosts.
+        seconds: the total time of these steps.
+        times: the time per step, for each call of the training function. A call may run several
+            steps.
+        rows: the number of rows in the global batches of these steps.
+        activity: the counts of the native core during these steps; None if the core does not run.
+        sent_bytes: the bytes sent to other hosts during these steps.
     """
 
     steps: int
@@ -168,20 +171,20 @@ class StepFigures:
     sent_bytes: int
 
     def quantile(self, q: float) -> float:
-        """A quantile of the step time."""
+        """Returns a quantile of the time per step."""
         return float(np.quantile(self.times, q))
 
     def share(self, seconds: float) -> float:
-        """The share of the total time, from 0 to 1."""
+        """Returns the given time as a share of the total time, from 0 to 1."""
         return seconds / self.seconds if self.seconds > 0 else 0.0
 
 
 @dataclass
 class StepTimer:
-    """Measures steps from the end of one to the end of the next.
+    """Measures each step from the end of the previous step to the end of this step.
 
-    The first step of a training, which Keras traces, counts only if it is the only one. The time
-    between epochs does not count.
+    Keras traces the first step of a training run, so this step counts only if there is no other
+    step. The time between epochs does not count.
 
     Example:
         >>> timer = StepTimer()
@@ -200,12 +203,12 @@ class StepTimer:
     _tracing: StepFigures | None = None
 
     def begin_training(self) -> None:
-        """Records the beginning of a training."""
+        """Records the beginning of a training run."""
         self._traced, self._tracing = False, None
         self.begin_epoch()
 
     def begin_epoch(self) -> None:
-        """Records the beginning of an epoch; its time counts from its first step on."""
+        """Records the beginning of an epoch; the time of the epoch counts from its first step."""
         self._begin = self._last = None
         self._times = []
 
@@ -218,7 +221,7 @@ class StepTimer:
         """Records the end of a call of the training function.
 
         Args:
-            batch: the index of its last step in the epoch.
+            batch: the index, in the epoch, of the last step that this call has run.
         """
         assert self._last is not None
         now = _moment(batch + 1)
@@ -229,11 +232,11 @@ class StepTimer:
             self.restart()
 
     def restart(self) -> None:
-        """Restarts the figures at the last step's end."""
+        """Discards the figures so far, so that later figures begin at the end of the last step."""
         self._begin, self._times = self._last, []
 
     def figures(self) -> StepFigures | None:
-        """The figures since the epoch began, or since `restart`; None without a step."""
+        """Returns the figures since the epoch began, or since `restart`. None without a step."""
         if self._begin is None or self._last is None or not self._times:
             return self._tracing
         return StepFigures(

@@ -19,20 +19,22 @@ MODEL = "model.keras"
 class ReportCallback(RunsLast):
     """Reports the logs of each epoch, with a checkpoint that holds the model.
 
-    All workers report, as Ray requires. The chief reports the checkpoint: a folder with
-    `model.keras`, which `keras.models.load_model` reads. The model has the weights of that epoch,
-    even if `EarlyStopping` restores better weights afterward. To resume a training exactly, add
+    All workers report, as Ray requires. The chief also reports the checkpoint, a folder with a file
+    `model.keras` that `keras.models.load_model` can read. The model has the weights of that epoch,
+    even if `EarlyStopping` restores better weights afterward. To resume a training run exactly, add
     `tfdist.callbacks.BackupAndRestore`.
 
-    With `backup`, the callback also responds to Ray's notice that a node is about to be removed:
-    the state is saved, and the training continues until Ray restarts it elsewhere.
+    If `backup` is given, this callback also reacts when Ray announces that it is about to remove a
+    node. `backup` then saves the state, and training continues until Ray restarts it on other
+    nodes.
 
     Args:
-        checkpoint_every: the number of epochs between checkpoints; unless this is 0, the last epoch
-            also has one. Ray's `Result.metrics` belong to the last checkpoint.
-        backup: the callback that saves the state when a node is about to be removed.
-        preemption_every: the number of steps between checks for such a notice. In a check, all
-            workers wait for one another, which takes about 3 ms.
+        checkpoint_every: the number of epochs between checkpoints. If it is 0, there are no
+            checkpoints. Otherwise, the last epoch also has a checkpoint. Ray's `Result.metrics` are
+            the metrics of the last checkpoint.
+        backup: the callback that saves the state when Ray is about to remove a node.
+        preemption_every: the number of steps between two checks for such an announcement. In each
+            check, all workers wait for one another, which takes about 3 ms.
 
     Raises:
         ValueError: `checkpoint_every` is negative, or `preemption_every` is not positive.
@@ -94,6 +96,7 @@ class ReportCallback(RunsLast):
             ray.train.report(metrics)
             return
         with tempfile.TemporaryDirectory() as folder:
-            self.model.save(Path(folder) / MODEL)  # on all workers, because each may hold a part
+            # All workers call `save`, because each of them may hold a part of the model.
+            self.model.save(Path(folder) / MODEL)
             checkpoint = ray.train.Checkpoint.from_directory(folder) if is_chief() else None
             ray.train.report(metrics, checkpoint=checkpoint)

@@ -17,7 +17,7 @@ from tfdist._src.launch.job.ports import Reservation
 from tfdist._src.launch.job.worker import forwarded
 from tfdist._src.options import Variable
 
-# Held until the worker's process ends, so that no other program gets its port.
+# The ports are held until the worker's process ends, so that no other program gets them.
 _held: list[Reservation] = []
 
 
@@ -34,11 +34,11 @@ class TfdistConfig(BackendConfig):  # type: ignore[misc]
 
     @property
     def backend_cls(self) -> type[Backend]:
-        """The class that Ray calls."""
+        """The backend class that Ray calls to set up the workers."""
         return TfdistBackend
 
     def to_dict(self) -> dict[str, Any]:
-        """The representation that Ray shows: the names of the settings."""
+        """Returns the form in which Ray shows the settings: their names, without the values."""
         return {"settings": sorted(self.settings or {})}
 
     def _repr_html_(self) -> str:
@@ -53,7 +53,7 @@ class TfdistBackend(Backend):  # type: ignore[misc]
     """Gives each worker its `TF_CONFIG`, and gives all workers a common secret."""
 
     def on_start(self, worker_group: Any, backend_config: TfdistConfig) -> None:
-        """Configures the workers; Ray calls it once all workers run, and again after a restart."""
+        """Configures the workers. Ray calls this when all workers run, and after each restart."""
         addresses = worker_group.execute(_address)
         settings = {Variable.SECRET: new_secret(), **(backend_config.settings or {})}
         ray.get(
@@ -85,15 +85,15 @@ class Trainer(DataParallelTrainer):  # type: ignore[misc]
 
     In the function, `tfdist.MultiWorkerMirroredStrategy()` finds the workers automatically,
     `ray.train` describes the run, and `ray.train.get_dataset_shard` returns the worker's part of a
-    Ray dataset. If a worker is lost, Ray restarts all workers, up to the number of times that
-    `FailureConfig(max_failures=…)` allows, and with a different number of workers if
-    `ScalingConfig(num_workers=(2, 4))` permits it. `tfdist.callbacks.BackupAndRestore` then resumes
-    from a folder that all nodes can access.
+    Ray dataset. If a worker is lost, Ray restarts all workers. `FailureConfig(max_failures=…)` sets
+    the maximum number of restarts. With `ScalingConfig(num_workers=(2, 4))`, the number of workers
+    may be different after a restart. `tfdist.callbacks.BackupAndRestore` then resumes from a folder
+    that all nodes can access.
 
     Args:
-        train_loop_per_worker: the function that each worker runs; it takes no argument, or
-            `train_loop_config`.
-        train_loop_config: the argument for the function.
+        train_loop_per_worker: the function that each worker runs; it takes no argument, or the
+            argument `train_loop_config`.
+        train_loop_config: the argument of this function.
         tfdist_config: settings of the workers.
         scaling_config: the number of workers, and their resources.
         dataset_config: how `datasets` are divided; evenly by default.

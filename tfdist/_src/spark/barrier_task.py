@@ -30,7 +30,7 @@ _CHUNK_BYTES = 1 << 20
 _READ_SIZE = 1 << 16
 _TAIL_LINES = 30
 _ENDED, _END = "ended with", "(the end of its output)"
-# A process that has left the worker's process group may hold its output forever.
+# If a process has left the worker's process group, it may keep the pipe of the output open forever.
 _LAST_OUTPUT_SECONDS = 2.0
 
 
@@ -43,8 +43,8 @@ class BarrierTask:
         secret: the job's secret.
         settings: environment variables.
         use_gpu: whether the worker uses the GPUs of its task.
-        log: host and port of the driver's log.
-        with_rows: whether the worker needs the rows.
+        log: the host and the port of the driver's log.
+        with_rows: whether the worker needs the rows of the partition.
     """
 
     program: WorkerProgram = field(repr=False)
@@ -55,7 +55,7 @@ class BarrierTask:
     with_rows: bool
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Runs the worker, and yields the function's return value, on rank 0 only."""
+        """Runs the worker. On rank 0, yields the function's pickled return value in chunks."""
         context = BarrierTaskContext.get()
         rank = context.partitionId()
         # The files are in the executor's folder. The rows are in an unnamed file, which the system
@@ -76,13 +76,13 @@ class BarrierTask:
             folder = Path(name)
             self._run_worker(rank, self.program.command(folder), variables, [rows.fileno()])
             result = self.program.saved_result(folder)
-        # At least one chunk, which shows the driver that a worker has run.
+        # Rank 0 yields at least one chunk, even if there is no result. The chunk shows the driver
+        # that a worker has run.
         for start in range(0, max(1, len(result)) if rank == 0 else 0, _CHUNK_BYTES):
             chunk = pa.array([result[start : start + _CHUNK_BYTES]], pa.binary())
             yield pa.RecordBatch.from_arrays([chunk], ["chunk"])
 
     def _variables(self, context: BarrierTaskContext, port: int) -> dict[str, str]:
-        """The environment variables of the worker."""
         rank = context.partitionId()
         hosts = [info.address.rpartition(":")[0] for info in context.getTaskInfos()]
         addresses = context.allGather(f"{hosts[rank]}:{port}")
@@ -93,7 +93,8 @@ class BarrierTask:
             **self.settings,
             Variable.SECRET: self.secret,
             "TF_CONFIG": json.dumps(place),
-            # Includes entries that Spark has added, such as packages sent along with the job.
+            # `sys.path` includes entries that Spark has added, such as packages sent along with the
+            # job.
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             VISIBLE: ",".join(_gpus(context)) if self.use_gpu else "",
         }
@@ -139,13 +140,17 @@ def failure_in(error: str) -> str:
 def _receive_rows(
     batches: Iterator[pa.RecordBatch], context: BarrierTaskContext, descriptor: int
 ) -> str:
-    """Writes the rows, agrees with the other tasks on their format, and describes both."""
+    """Writes the rows to a file, and returns a description of the file and of the rows.
+
+    All tasks exchange the schema of their rows and the lengths of the arrays, because a task
+    without rows does not know them.
+    """
     schema, lengths, problem = "", Lengths(), ""
     try:
         schema, lengths = write_rows(batches, descriptor)
     except ValueError as error:
-        # All tasks raise it together: Spark can lose the executor of a task that is ended while it
-        # waits for others.
+        # All tasks raise the error together. If one task raised it alone, Spark would end the other
+        # tasks while they wait for this task, and could then lose their executors.
         problem = str(error)
     for text in context.allGather(json.dumps([schema, lengths, problem])):
         other, more, theirs = json.loads(text)
@@ -159,7 +164,7 @@ def _receive_rows(
 
 
 def _follow(worker: WorkerProcess, pipe: int, rank: int, log: DriverLogClient) -> str:
-    """Forwards a worker's output until it has ended, and returns the last lines."""
+    """Forwards a worker's output until the worker has ended, and returns the last lines."""
     lines = LineAssembler(f"[{rank}] ")
     tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
 
@@ -177,7 +182,11 @@ def _follow(worker: WorkerProcess, pipe: int, rank: int, log: DriverLogClient) -
 
 
 def _output(worker: WorkerProcess, pipe: int) -> Iterator[bytes]:
-    """Yields a worker's output; kills its children, which hold the pipe, once it has ended."""
+    """Yields a worker's output.
+
+    When the worker ends, its child processes are killed, because they could keep the pipe of the
+    output open.
+    """
     poll = select.poll()
     process = os.pidfd_open(worker.pid)
     try:
@@ -195,7 +204,7 @@ def _output(worker: WorkerProcess, pipe: int) -> Iterator[bytes]:
                 yield data
             if deadline is not None and time.monotonic() > deadline:
                 break
-        while worker.exit_code() is None:  # The worker still runs, but has closed its output.
+        while worker.exit_code() is None:  # The worker still runs, but its output is closed.
             os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
     finally:
         os.close(process)
@@ -206,7 +215,10 @@ def _milliseconds_until(deadline: float) -> int:
 
 
 def _gpus(context: BarrierTaskContext) -> list[str]:
-    """The GPUs of the task, which Spark counts among the GPUs visible to the executor."""
+    """Returns the GPUs of the task.
+
+    Spark's addresses of GPUs are indices into the GPUs that are visible to the executor.
+    """
     found = context.resources().get("gpu")
     addresses = list(found.addresses) if found is not None else []
     seen = [name for name in os.environ.get(VISIBLE, "").split(",") if name]

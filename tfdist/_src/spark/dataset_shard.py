@@ -53,7 +53,7 @@ def has_arrays(kind: pa.DataType) -> bool:
 
 
 def array_length(name: str, column: pa.Array) -> int | None:
-    """The common length of all arrays in a column; None if it has no arrays, or no rows.
+    """The common length of all arrays in a column; None if the column has no arrays or no rows.
 
     Raises:
         ValueError: the column has nulls, or arrays of different lengths.
@@ -72,14 +72,14 @@ def array_length(name: str, column: pa.Array) -> int | None:
 
 
 def value_type(kind: pa.DataType) -> Any:
-    """The NumPy type of a column's numbers; bytes for texts."""
+    """The NumPy type of the values or array elements of a column; `np.bytes_` for texts."""
     if has_arrays(kind):
         kind = kind.value_type
     return np.dtype(kind.to_pandas_dtype()) if pa.types.is_primitive(kind) else np.bytes_
 
 
 def values(column: pa.Array) -> Any:
-    """A column as an array of shape [rows], or [rows, length] if it has arrays."""
+    """Returns a column as an array of shape [rows], or [rows, length] for a column of arrays."""
     if has_arrays(column.type):
         return values(column.flatten()).reshape(len(column), -1)
     if pa.types.is_primitive(column.type):
@@ -88,7 +88,7 @@ def values(column: pa.Array) -> Any:
 
 
 Lengths = dict[str, int | None]
-"""The length of the arrays in each column; None for other columns, or if unknown."""
+"""The length of the arrays in each column; None if a column has no arrays or no known length."""
 
 
 def write_rows(batches: Iterator[pa.RecordBatch], descriptor: int) -> tuple[str, Lengths]:
@@ -123,10 +123,10 @@ def write_rows(batches: Iterator[pa.RecordBatch], descriptor: int) -> tuple[str,
 
 
 def merge(known: Lengths, more: Lengths) -> None:
-    """Adds the lengths of the arrays in other rows.
+    """Adds the lengths of the arrays in further rows to `known`.
 
     Raises:
-        ValueError: the lengths differ.
+        ValueError: a column has arrays of different lengths.
     """
     for name, length in more.items():
         before = known.setdefault(name, length)
@@ -143,8 +143,8 @@ def description(path: str, schema: str, lengths: Lengths) -> str:
 
     Args:
         path: the path of the worker's rows.
-        schema: the rows' schema.
-        lengths: the lengths of all workers' arrays.
+        schema: the schema of these rows.
+        lengths: the lengths of the arrays in each column, the same for all workers.
     """
     return json.dumps({"path": path, "schema": schema, "lengths": lengths})
 
@@ -154,9 +154,8 @@ def get_dataset_shard() -> tf.data.Dataset:
 
     Returns:
         A dataset of rows, with a known cardinality. Each row is a dictionary from column names to
-        scalar tensors, or to vectors of one length for columns of arrays. Batches of the dataset
-        are local to this worker: distribute them with
-        `strategy.distribute_datasets_from_function`.
+        scalar tensors, or to vectors of equal length for columns of arrays. Batches of the dataset
+        are local to this worker: distribute them with `strategy.distribute_datasets_from_function`.
 
     Raises:
         ValueError: this is not a worker of `run_on_dataframe`.

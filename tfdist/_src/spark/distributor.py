@@ -77,7 +77,7 @@ class Distributor:
 
     Args:
         num_processes: the number of workers.
-        local_mode: whether the workers run on the driver's machine, without tasks.
+        local_mode: whether the workers run on the driver's machine instead of in Spark tasks.
         use_gpu: whether workers use the GPUs that Spark has assigned to their tasks; otherwise,
             they use none.
         max_restarts: the number of times that all workers may be restarted after a failure.
@@ -124,7 +124,7 @@ class Distributor:
         self._max_restarts = max_restarts
 
     def run(self, train_object: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Any:
-        """Trains, and returns when all workers have ended.
+        """Runs the function or script on all workers, and returns when all workers have ended.
 
         Args:
             train_object: the function or script that each worker runs. A script is given by its
@@ -157,7 +157,8 @@ class Distributor:
         """Trains on rows from Spark, which reach the workers without passing through the driver.
 
         All workers get about the same number of rows, in no particular order, and read them with
-        `tfdist.spark.get_dataset_shard()`. A worker's rows are on its host's disk while it runs.
+        `tfdist.spark.get_dataset_shard()`. While a worker runs, its rows are stored on the disk of
+        its host.
 
         Args:
             train_object: as for `run`.
@@ -169,8 +170,8 @@ class Distributor:
             As for `run`.
 
         Raises:
-            ValueError: with `local_mode=True`, which has no tasks to receive the rows, or for
-                columns that cannot become tensors.
+            ValueError: `local_mode` is True, so there are no tasks to receive the rows; or a column
+                cannot be converted to tensors; or there are no rows.
 
         Example:
             ```python
@@ -220,7 +221,8 @@ class Distributor:
     def _run_stage(self, program: WorkerProgram, rows: DataFrame, *, with_rows: bool) -> Any:
         assert self._session is not None
         secret = new_secret()
-        # With Spark Connect, the executors' driver is on another machine than this process.
+        # With Spark Connect, this process is not on the driver's machine, so the executors do not
+        # know its address.
         host = "" if is_remote() else self._session.conf.get("spark.driver.host", "")
         with DriverLog(secret, self._count) as log:
             task = BarrierTask(

@@ -27,7 +27,7 @@ _BACKLOG = 1024
 
 
 class DriverLog:
-    """Listens for connections of workers, and prints the lines that they send, while it is open.
+    """Listens for connections of workers while it is open, and prints the lines that they send.
 
     Args:
         secret: the secret that a worker must prove.
@@ -79,7 +79,7 @@ class DriverLog:
         trace: TracebackType | None,
     ) -> None:
         with self._changed:
-            # After a failure, some workers may never have connected.
+            # After a failure, do not wait for workers that may never connect.
             wanted = self._workers if error is None and self._begun else 0
             self._changed.wait_for(lambda: self._ended >= max(self._begun, wanted), _LAST_SECONDS)
         if not self._begun and error is None:
@@ -151,7 +151,7 @@ def _screen(hello: Identity) -> None:
 
 
 class DriverLogClient:
-    """A task's connection to the driver; without one, output stays in the executor's log.
+    """A task's connection to the driver. Without it, output is only in the executor's log.
 
     Args:
         address: the driver's host and port; without a host, no connection is made.

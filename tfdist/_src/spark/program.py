@@ -1,4 +1,4 @@
-"""The function or script that workers run: how it reaches them, and its result."""
+"""The function or script that the workers run, and the way in which its result is returned."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class WorkerProgram:
             raise ValueError(f"A script takes no keyword arguments. Received: {', '.join(kwargs)}")
         if not os.path.isabs(train) and not os.path.exists(train):
             raise ValueError(f"There is no script {train!r} in {os.getcwd()}")
-        # The workers have a different working directory.
+        # The path must be absolute, because the workers have another working directory.
         return cls(None, (os.path.abspath(train), *map(str, args)))
 
     def command(self, folder: Path) -> list[str]:

@@ -1,7 +1,7 @@
-"""Runs a function: `python -m tfdist._src.spark.worker FOLDER`.
+"""Runs the function of one worker: `python -m tfdist._src.spark.worker FOLDER`.
 
-Each run has a separate process, so that no state remains when Spark begins the next training in the
-same Python process.
+Each function runs in a process of its own. So no state remains when Spark begins the next training
+run in the same Python process.
 """
 
 import os
