@@ -15,7 +15,8 @@ using device::Stretch;
 
 constexpr size_t kFloat = sizeof(float);
 
-// Returns the tensors of a list as stretches of one run of values.
+// Describes the tensors of a buffer list as stretches of a run. In a run, the values of all tensors
+// form one sequence.
 template <typename Bytes>
 std::vector<Stretch> Stretches(const Bytes& buffers) {
   std::vector<Stretch> stretches;
@@ -27,7 +28,7 @@ std::vector<Stretch> Stretches(const Bytes& buffers) {
   return stretches;
 }
 
-// Returns the place in the run of the value with index `begin` in a part.
+// Returns a position in `run`: the position of the value with index `begin` in a part.
 // Args: run_begin: the offset of the part in the run, in bytes.
 device::Place At(const device::Run& run, size_t run_begin, size_t begin) {
   return {run, run_begin / kFloat + begin};
@@ -123,8 +124,8 @@ void DeviceCoder::Run(Operation& operation, const OnHost& on_host) {
     done_.Record(stream_.get());
     Await(done_, guard_);
   } catch (...) {
-    // The stream may still use the memory of the operation. Its kernels do not wait for other GPUs,
-    // so they will end soon.
+    // The stream may still use the memory of the operation, so wait until the stream has finished.
+    // This wait is short, because the kernels in this stream do not wait for other GPUs.
     SettleSoon(stream_.get(), done_);
     throw;
   }
@@ -149,7 +150,8 @@ void DeviceCoder::Allocate(const CodedTransfer& transfer) {
   }
 }
 
-// Encodes the batch immediately, so that all batches are encoded before the first one is sent.
+// Queues the encoding of the batch immediately, so that the GPU can encode all batches before the
+// first one is sent. `EncodeBatch` then only waits until the batch has been encoded.
 void DeviceCoder::Foresee(int j, const Batch& batch) {
   codec_.Encode(j, batch.begin, batch.count, OnDevice(batch.encoded));
   Fetch(batch);
@@ -181,7 +183,7 @@ cuda::Address DeviceCoder::OnDevice(const uint8_t* encoded) const {
   return on_device_ + static_cast<size_t>(encoded - encoded_);
 }
 
-// Copies encoded values from the GPU to host memory.
+// Queues a copy of encoded values from the GPU to host memory.
 void DeviceCoder::Fetch(const Batch& batch) {
   stream_.Copy(cuda::AddressOf(batch.encoded), OnDevice(batch.encoded), batch.bytes);
   const size_t number = fetched_.size();
@@ -190,7 +192,7 @@ void DeviceCoder::Fetch(const Batch& batch) {
   fetched_[batch.encoded] = events_[number].get();
 }
 
-// Copies encoded values from host memory to the GPU.
+// Queues a copy of encoded values from host memory to the GPU.
 void DeviceCoder::Return(const uint8_t* encoded, size_t bytes) const {
   stream_.Copy(OnDevice(encoded), cuda::AddressOf(encoded), bytes);
 }
@@ -227,7 +229,8 @@ bool CompressedPath::RunOverLinks(const Topology& topology, Operation& operation
   return true;
 }
 
-// Warns, at most once, that compressed gradients pass through host memory, and explains why.
+// Warns that compressed gradients pass through host memory, and explains why. Each object warns at
+// most once.
 void CompressedPath::Announce(const std::string& lack) {
   if (!setup_.warn || std::exchange(announced_, true)) return;
   setup_.warn("Compressed gradients go through the host's memory, since " + lack);

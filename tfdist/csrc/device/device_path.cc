@@ -57,8 +57,8 @@ void DevicePath::AwaitInput(size_t gpu, const Operation& part,
     };
     AwaitPassed(has_passed, ends);
   } catch (const Error&) {
-    // The GPU has failed, or `ends` has thrown an error. The next wait will encounter this error
-    // again.
+    // Either the GPU has failed, or `ends` has thrown an error. Ignore the error here, because the
+    // next wait will throw the same error.
   }
 }
 
@@ -76,7 +76,8 @@ bool DevicePath::Run(Fabric& fabric, Operation& operation, const OnHost& on_host
     if (!encoded) host_.Run(operation, parts, on_host);
     return false;
   }
-  // Pending launches may still use the buffers of the message.
+  // Operations that were launched earlier may still use the staging buffers through which the
+  // message passes.
   if (IsMessage(asked.kind)) AwaitLaunched();
   if (asked.kind == Kind::kAllGather) {
     AllocateGathered(fabric, operation, parts);
@@ -102,7 +103,7 @@ bool DevicePath::Run(Fabric& fabric, Operation& operation, const OnHost& on_host
   }
 }
 
-// Chooses the transport of an operation. All ranks choose the same transport.
+// Chooses the transport of an operation. The choice is the same on all ranks.
 DevicePath::Transport DevicePath::Choose(Fabric& fabric, Operation& operation, const Parts& parts) {
   const Fingerprint& asked = operation.fingerprint;
   if (operation.compression) {
@@ -137,8 +138,9 @@ std::shared_ptr<const KernelModule> DevicePath::kernels() const {
   return ranks_.size() == 1 && setup_.transport != "host" ? ranks_[0]->kernels : nullptr;
 }
 
-// Returns whether an operation can bypass host memory. A message can do this only in a group of two
-// ranks: in a larger group, the other ranks do not join the message.
+// Returns whether an operation can run without passing through host memory. A message can do this
+// only in a group of two ranks. The reason is that the transports for device memory synchronize all
+// ranks of the group. In a larger group, only two of the ranks take part in a message.
 bool DevicePath::MayStay(const Fabric& fabric, const Operation& operation) const {
   switch (operation.fingerprint.kind) {
     case Kind::kAllReduce:
@@ -167,8 +169,9 @@ void DevicePath::Count(const Operation& part) {
   moved_bytes_ += std::max(part.in.bytes(), part.out.bytes());
 }
 
-// Waits for all ranks, and checks that all of them divide their buckets in the same way, because
-// each piece of a bucket is reduced with the same piece of the other ranks' buckets.
+// Waits until all ranks have joined an operation. For an all-reduce, also checks that all ranks
+// divide their data into tensors of the same sizes, because each tensor is reduced with the tensors
+// at the same position on the other ranks.
 void DevicePath::Arrive(Fabric& fabric, const Operation& operation, const Parts& parts) {
   Operation arrival;
   arrival.fingerprint = operation.fingerprint;
@@ -181,7 +184,8 @@ void DevicePath::Arrive(Fabric& fabric, const Operation& operation, const Parts&
   Barrier(fabric, arrival);
 }
 
-// Waits for all ranks, and allocates memory for the rows from all ranks.
+// Tells the other ranks how many rows this process sends, and allocates memory for the rows of all
+// ranks.
 void DevicePath::AllocateGathered(Fabric& fabric, const Operation& operation, const Parts& parts) {
   std::vector<size_t> own;
   for (const Operation* part : parts) own.push_back(part->sent_rows[0]);
@@ -197,16 +201,18 @@ void DevicePath::AllocateGathered(Fabric& fabric, const Operation& operation, co
     part.received_rows = rows;
     AwaitInput(gpu, part, ends);
   }
-  // A rank enters the launch order only when its GPUs are ready.
+  // Wait until the GPUs of all ranks are ready. Only then may the operation take its place in the
+  // launch order, because it blocks all later operations of these GPUs while it holds this place.
   Operation ready;
   ready.fingerprint = operation.fingerprint;
   Barrier(fabric, ready);
 }
 
-// Waits until this process's GPUs have launched all earlier operations. All ranks agree on the
-// order of the operations. All ranks of this operation have already arrived, so this wait does not
-// depend on the program of another rank. It also ensures that two threads never launch on the same
-// GPU concurrently, which NCCL does not allow.
+// Waits until it is this operation's turn in the launch order, on which all ranks agree. The
+// earlier operations have then been launched on the GPUs of this process. This wait does not depend
+// on the program of another rank, because all ranks have already joined this operation. The wait
+// also ensures that two threads never launch on the same GPU concurrently, because NCCL does not
+// allow this.
 std::deque<LaunchOrder::Turn> DevicePath::AwaitTurn(Fabric& fabric, const Operation& operation) {
   std::deque<LaunchOrder::Turn> turns;
   std::vector<size_t> proposed;
@@ -265,7 +271,8 @@ bool DevicePath::HasPassed() const {
   return true;
 }
 
-// Throws Error if one of the GPUs has failed, because the other GPUs may wait for it.
+// Throws Error if the collective has failed on one of the GPUs. Otherwise, this rank would continue
+// to wait for the other GPUs, which may wait for the failed GPU.
 void DevicePath::Poll() const {
   for (const auto& rank : ranks_) {
     if (rank->nccl) rank->nccl->Poll();
@@ -277,8 +284,8 @@ void DevicePath::Poll() const {
   }
 }
 
-// All work of a rank runs in one stream. When the last launch has passed, all earlier launches have
-// passed as well.
+// Waits until all launched operations have ended. All work of a rank runs in one stream, so the
+// event of the last launch passes only after all earlier launches have ended.
 void DevicePath::AwaitResult() {
   const int64_t begin = Nanoseconds();
   int looks = 0;
@@ -308,19 +315,21 @@ bool DevicePath::Leave() {
   if (settled) {
     launched_.clear();
   } else {
-    // Streams that wait for other ranks do not end by themselves. They must be released.
+    // A stream that still waits for another rank may never end this wait by itself, so `GiveUp`
+    // ends it.
     GiveUp();
   }
   return is_read;
 }
 
-// An abandoned operation must not use memory that has been freed.
+// Aborts pending operations, because they would use memory that this destructor frees.
 DevicePath::~DevicePath() {
   if (HasLaunched()) GiveUp();
 }
 
-// Uses one thread for each GPU. A launch may block because the queue of its GPU is full, and the
-// kernels in this queue may wait for kernels that have not yet been launched on the next GPU.
+// Launches the kernels of each GPU in a separate thread. A launch blocks while the queue of its GPU
+// is full. The kernels in this queue may wait for kernels that have not yet been launched on
+// another GPU, so a single thread could block forever.
 void DevicePath::LaunchKernels(const Fingerprint& asked, const Parts& parts) {
   Siblings siblings(guard_);
   const auto launch = [&](size_t i) {
@@ -330,8 +339,8 @@ void DevicePath::LaunchKernels(const Fingerprint& asked, const Parts& parts) {
   AtOnce(parts.size(), launch, &siblings);
 }
 
-// If both kernels and NCCL are available, measures up to which size kernels are faster than NCCL
-// between these GPUs. The measurement is done only once.
+// If both kernels and NCCL are available, measures up to which size an all-reduce between these
+// GPUs is faster with kernels. The measurement is done only once for each communicator.
 void DevicePath::Measure(Fabric& fabric, const Operation& operation) {
   if (measured_ || !routes_.HaveChoice()) return;
   measured_ = true;
@@ -365,7 +374,7 @@ void DevicePath::Measure(Fabric& fabric, const Operation& operation) {
       for (const auto& rank : ranks_) rank->done.Record(rank->stream.get());
       AwaitResult();
     };
-    launch();  // the first launch takes longer
+    launch();  // the first launch takes longer, so it is not measured
     await();
     const int64_t begin = Nanoseconds();
     for (int trial = 0; trial < kTrials; ++trial) launch();

@@ -17,27 +17,32 @@
 namespace tfdist {
 
 struct DeviceRank {
-  // Throws Error if the GPU cannot be used. If only the kernels cannot be used, `lack` contains the
-  // reason.
-  // Args: index: the index of the GPU in the setup.
+  // Throws Error if the GPU cannot be used. If the GPU can be used but the kernels cannot, the
+  // constructor sets `lack` to the reason.
+  // Args: index: the index of the GPU in `setup.gpus`.
   DeviceRank(const DeviceSetup& setup, size_t index);
 
-  // Returns the information about this GPU for the other ranks. If the memory of the GPU cannot be
-  // shared, the information says that this GPU has no kernels.
+  // Returns the information about this GPU that is sent to the other ranks. If the memory of the
+  // GPU cannot be shared with other processes, sets `lack` to the reason, and the information
+  // states that this GPU has no kernels.
   PeerInfo MakePeerInfo(const DeviceSetup& setup);
 
-  const int number;  // index among the GPUs visible to this process
+  const int number;  // the index of the GPU among the GPUs visible to this process
   const std::shared_ptr<const Gpu> gpu;
+  // The reason why this GPU cannot use the kernels; "" if it can use them.
   std::string lack;
   std::shared_ptr<const KernelModule> kernels;  // null if the GPU has no kernels
   std::optional<DeviceMemory> staging, words;
   DeviceStream stream;
   DeviceEvent done;
   std::unique_ptr<Peers> peers;
-  std::unique_ptr<StreamBarriers> stream_barriers;  // null unless streams wait instead of kernels
+  // The barriers with which streams wait for other ranks. Null if kernels wait instead.
+  std::unique_ptr<StreamBarriers> stream_barriers;
+  // Runs all-reduces with tfdist's own kernels. Null if the kernels cannot be used.
   std::unique_ptr<KernelAllReduce> own;
-  std::unique_ptr<NcclGroup> nccl;       // created on first use
-  std::unique_ptr<FusionBuffer> fusion;  // for small tensors; set on all ranks or on none
+  std::unique_ptr<NcclGroup> nccl;  // created on first use
+  // The buffer in which small tensors are packed together. Null on all ranks, or on none.
+  std::unique_ptr<FusionBuffer> fusion;
 
  private:
   void AllocateBuffers(size_t buffer_bytes);

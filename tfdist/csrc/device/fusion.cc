@@ -9,8 +9,9 @@ namespace {
 
 using device::List;
 
-constexpr size_t kLarge = size_t{1}
-                          << 20;  // for larger tensors, copying costs more than a separate call
+// Tensors of this size or larger are reduced separately, because packing and unpacking them would
+// take more time than a separate call of NCCL.
+constexpr size_t kLarge = size_t{1} << 20;
 
 uint64_t Vectors(size_t bytes) { return (bytes + device::kVectorBytes - 1) / device::kVectorBytes; }
 
@@ -21,7 +22,7 @@ Fused Fuse(const std::vector<KernelAllReduce::Tensor>& tensors, size_t buffer_by
   Fused fused;
   List list{};
   const auto flush = [&] {
-    if (list.count == 1) {  // a single tensor needs no copy
+    if (list.count == 1) {  // a single tensor need not be packed
       const device::Span& span = list.spans[0];
       fused.alone.push_back({cuda::AddressOf(span.in), cuda::AddressOf(span.out), span.bytes});
     } else if (list.count > 1) {

@@ -1,4 +1,4 @@
-// Fuses small tensors into one buffer, and divides tensors into tiles.
+// Packs small tensors together into one buffer, and divides tensors into tiles.
 #pragma once
 
 #include <cstddef>
@@ -13,9 +13,10 @@
 
 namespace tfdist {
 
-// Divides the tensors of an operation into lists, with which kernels are launched.
+// Divides the tensors of an operation into lists. A kernel is launched once for each list.
 //
-// Args: tensors: the function sets `first` and `first_tile` of the tensors in the lists.
+// Args: tensors: the tensors of the operation. In the returned lists, the members `first` and
+// `first_tile` of these tensors are set.
 template <typename T>
 std::vector<device::TiledList<T>> Tiled(const std::vector<T>& tensors) {
   std::vector<device::TiledList<T>> lists;
@@ -36,23 +37,26 @@ std::vector<device::TiledList<T>> Tiled(const std::vector<T>& tensors) {
   return lists;
 }
 
-// Returns the number of blocks if one half-warp handles each item.
+// Returns the number of blocks for a kernel in which a half-warp handles each of `things` items.
 inline unsigned BlocksForHalfWarps(uint64_t things) {
   return BlocksFor(things * device::kHalfWarp, kMaxBlocksAlone);
 }
 
-// The tensors of a bucket: large tensors, which are reduced separately, and lists of small tensors.
+// The tensors of a bucket: the large tensors, each of which is reduced separately, and lists of
+// small tensors. The tensors of a list are packed into a buffer and reduced together.
 struct Fused {
   std::vector<KernelAllReduce::Tensor> alone;
-  std::vector<device::List> lists;  // each list fits into the buffer
+  std::vector<device::List> lists;  // the packed tensors of each list fit into the buffer
 };
 Fused Fuse(const std::vector<KernelAllReduce::Tensor>& tensors, size_t buffer_bytes);
 
-// A buffer that is registered with NCCL. Small tensors are packed into this buffer, reduced in one
-// call, and unpacked.
+// A buffer for small tensors. They are packed into the buffer, reduced in one call of NCCL, and
+// unpacked. If NCCL can allocate the buffer, NCCL can also use it without copies (see
+// `NcclGroup::Allocate`).
 class FusionBuffer {
  public:
-  // Args: kernels, nccl: the kernels and the NCCL group to use. They must outlive this object.
+  // Args: kernels, nccl: the kernels and the NCCL group that this object uses. They must outlive
+  // this object.
   FusionBuffer(const Gpu& gpu, const KernelModule& kernels, NcclGroup& nccl, size_t bytes);
   ~FusionBuffer();
   FusionBuffer(const FusionBuffer&) = delete;
@@ -60,8 +64,8 @@ class FusionBuffer {
 
   cuda::Address address() const { return address_; }
   bool is_from_nccl() const { return !plain_; }
-  // `Pack` copies the tensors of a list to the buffer. `Unpack` copies the results from the buffer
-  // to the outputs of the list.
+  // `Pack` copies the tensors of a list into the buffer. `Unpack` copies the results from the
+  // buffer to the outputs of the tensors. Both functions only queue the copies in the stream.
   void Pack(const device::List& list, cuda::Stream* stream) const;
   void Unpack(const device::List& list, cuda::Stream* stream) const;
 
@@ -71,8 +75,11 @@ class FusionBuffer {
   const Gpu& gpu_;
   const KernelModule& kernels_;
   NcclGroup& nccl_;
-  const DeviceMemory ended_;             // always 0, so that kernels never give up
-  std::unique_ptr<DeviceMemory> plain_;  // the buffer, if NCCL cannot allocate it
+  // The kernels give up if this word is not 0. It is always 0, because the kernels of this class do
+  // not wait for other ranks.
+  const DeviceMemory ended_;
+  // The memory of the buffer if NCCL cannot allocate it; otherwise null.
+  std::unique_ptr<DeviceMemory> plain_;
   cuda::Address address_ = 0;
 };
 

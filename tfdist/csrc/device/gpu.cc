@@ -12,16 +12,17 @@ namespace {
 
 constexpr char kSystems[] = "libcuda.so.1";
 
-// CUDA_ERROR_ECC_UNCORRECTABLE, CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_LAUNCH_TIMEOUT,
-// CUDA_ERROR_ASSERT, and all errors from CUDA_ERROR_HARDWARE_STACK_ERROR to
-// CUDA_ERROR_LAUNCH_FAILED.
+// Errors after which this process can no longer use its GPUs: CUDA_ERROR_ECC_UNCORRECTABLE,
+// CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_LAUNCH_TIMEOUT, CUDA_ERROR_ASSERT, and all errors from
+// CUDA_ERROR_HARDWARE_STACK_ERROR to CUDA_ERROR_LAUNCH_FAILED.
 constexpr Result kSticky[] = {214, 700, 702, 710, 714, 715, 716, 717, 718, 719};
 
 std::string VersionOf(int number) {
   return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10);
 }
 
-// Returns whether this process can no longer use its GPUs after this error.
+// Returns whether this process must be restarted after an error, because it can no longer use its
+// GPUs.
 bool IsSticky(Result result) {
   return std::find(std::begin(kSticky), std::end(kSticky), result) != std::end(kSticky);
 }
@@ -135,7 +136,8 @@ void Gpu::ReachInto(int number) const {
   TFDIST_CALL(cuDevicePrimaryCtxRetain, &reached, other);
   Use();
   const cuda::Result result = Load().cuCtxEnablePeerAccess(reached, 0);
-  Load().cuDevicePrimaryCtxRelease_v2(other);  // a Gpu of the communicator still retains it
+  // The context stays alive, because a `Gpu` object of the communicator still retains it.
+  Load().cuDevicePrimaryCtxRelease_v2(other);
   if (result != cuda::kPeerAccessIsEnabled) cuda::Check(result, "cuCtxEnablePeerAccess");
 }
 
@@ -200,7 +202,8 @@ RegisteredMemory::RegisteredMemory(const Gpu& gpu, void* data, size_t bytes) : g
   gpu_.Use();
   const cuda::Result result =
       Load().cuMemHostRegister_v2(data, bytes, cuda::kPortable | cuda::kMapped);
-  // Another GPU of this process may already have registered this memory.
+  // If another GPU of this process has already registered this memory, this registration fails.
+  // This GPU can then use the existing registration.
   if (result != cuda::kMemoryIsRegistered) {
     cuda::Check(result, "cuMemHostRegister_v2");
     registered_ = data;

@@ -10,8 +10,8 @@
 
 #include "error.h"
 
-// The CUDA driver functions that the core uses. They are loaded at run time. The compilation
-// therefore does not need CUDA, and each machine uses its own driver.
+// The CUDA driver functions that the core uses. They are loaded at run time, so the core can be
+// compiled without CUDA, and each machine uses its own driver.
 
 namespace tfdist::cuda {
 
@@ -24,33 +24,36 @@ using Result = int;                  // CUresult
 using Device = int;                  // CUdevice
 using Address = unsigned long long;  // CUdeviceptr
 
-// CUipcMemHandle: lets another process of the host open an allocation of this process.
+// CUipcMemHandle: a handle with which another process of the same host can open GPU memory that
+// this process has allocated.
 struct IpcHandle {
   char bytes[64];
 };
 
-// Constants that are the same in CUDA 11 to 13.
+// Constants with values that are the same in CUDA 11 to 13.
 constexpr Result kSuccess = 0;
 constexpr Result kNotReady = 600;             // CUDA_ERROR_NOT_READY
 constexpr Result kPeerAccessIsEnabled = 704;  // CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
 constexpr Result kMemoryIsRegistered = 712;   // CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED
 constexpr unsigned kNonBlocking = 1;          // CU_STREAM_NON_BLOCKING
 constexpr unsigned kNoTiming = 2;             // CU_EVENT_DISABLE_TIMING
-// CU_MEMHOSTALLOC_PORTABLE and CU_MEMHOSTALLOC_DEVICEMAP. cuMemHostRegister uses the same numbers.
+// CU_MEMHOSTALLOC_PORTABLE and CU_MEMHOSTALLOC_DEVICEMAP. The corresponding flags of
+// cuMemHostRegister have the same values.
 constexpr unsigned kPortable = 1, kMapped = 2;
 constexpr unsigned kLazyPeerAccess = 1;  // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 constexpr int kMajor = 75, kMinor = 76;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
 constexpr int kStreamWaits = 122;        // CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
-constexpr unsigned kReached =
-    0;  // CU_STREAM_WAIT_VALUE_GEQ: waits until word - value, as an int64, is not negative
-constexpr int kOldestDriver = 12000;  // as returned by cuDriverGetVersion
+// CU_STREAM_WAIT_VALUE_GEQ: the stream waits until `word - value`, as a signed number of 64 bits,
+// is not negative.
+constexpr unsigned kReached = 0;
+constexpr int kOldestDriver = 12000;  // in the form that cuDriverGetVersion returns
 
 // CUuuid: identifies a GPU across processes.
 struct Uuid {
   char bytes[16];
 };
 
-// For each function: its name and parameters. All functions return a Result.
+// Each function is listed as F(name, parameters). All functions return a Result.
 #define TFDIST_CUDA(F)                                                                      \
   F(cuInit, (unsigned))                                                                     \
   F(cuDriverGetVersion, (int*))                                                             \
@@ -93,7 +96,8 @@ struct Uuid {
   F(cuIpcGetMemHandle, (IpcHandle*, Address))                                               \
   F(cuIpcOpenMemHandle_v2, (Address*, IpcHandle, unsigned))                                 \
   F(cuIpcCloseMemHandle, (Address))
-// These functions are null if the driver lacks them.
+// Functions that not all drivers have. If the driver lacks a function, its pointer in `Driver` is
+// null.
 #define TFDIST_CUDA_IF_PRESENT(F) F(cuStreamWaitValue64_v2, (Stream*, Address, uint64_t, unsigned))
 
 struct Driver {
@@ -105,65 +109,70 @@ struct Driver {
 };
 
 // Returns the driver of this process. Throws Error(kInvalidArgument) if there is no usable driver.
-// The message names the missing function or library.
+// The message names the missing library or function, or the required version.
 // Args: library: the path of the driver's library, or "" for the system's library. Only the first
-// call uses this argument.
+// call loads a library; later calls ignore this argument.
 const Driver& Load(const std::string& library = "");
 
-// Conversions between device addresses and pointers.
+// Convert between device addresses and pointers.
 inline Address AddressOf(const void* memory) { return reinterpret_cast<uintptr_t>(memory); }
 template <typename T>
 T* PointerTo(Address address) {
   return reinterpret_cast<T*>(static_cast<uintptr_t>(address));
 }
 
-// Throws Error(kInternal) with the driver's name for the error if a call has failed.
+// Throws Error(kInternal) if a call of a driver function has failed. The message contains the
+// driver's description of the error.
+// Args: function: the name of the function.
 void Check(Result result, const char* function);
 
 }  // namespace tfdist::cuda
 
 namespace tfdist {
 
-// The numbers of threads and blocks among which the work of a kernel is divided.
+// The number of threads in a block of a kernel, and the number of blocks among which the kernel's
+// work is divided.
 
 constexpr unsigned kKernelThreads = 512;
-// The maximum number of blocks for kernels that do not wait for other ranks. With 256 blocks or
-// more, a kernel on an H100 moves memory about as fast as a memory copy.
+// The maximum number of blocks in a kernel that does not wait for other ranks. On an H100, a kernel
+// with 256 blocks or more moves memory about as fast as a memory copy does.
 constexpr uint64_t kMaxBlocksAlone = 512;
 
-// Returns the number of blocks for this number of vectors. It is the same on all ranks, even if
-// they have different GPUs.
+// Returns the number of blocks for a kernel that processes `vectors` vectors. The number does not
+// depend on the GPU, because blocks of different ranks may wait for each other, so all ranks must
+// launch the same number of blocks.
 inline unsigned BlocksFor(uint64_t vectors, uint64_t max_blocks) {
   const uint64_t wanted = (vectors + kKernelThreads - 1) / kKernelThreads;
   return static_cast<unsigned>(std::clamp<uint64_t>(wanted, 1, max_blocks));
 }
 
-// A GPU. The classes below are its resources: memory, streams, events and kernels. Each of them
-// frees what it has allocated.
+// A GPU. The classes below represent memory, streams, events and kernels on a GPU. Their
+// destructors free what the constructors have allocated.
 class Gpu {
  public:
-  // Uses the same context as TensorFlow.
+  // Uses the GPU's primary context, as TensorFlow does.
   // Args: number: the index of the GPU among the GPUs visible to this process.
   explicit Gpu(int number);
   ~Gpu();
   Gpu(const Gpu&) = delete;
   Gpu& operator=(const Gpu&) = delete;
 
-  // Makes the driver calls of this thread use this GPU.
+  // Makes this GPU the current GPU of the calling thread. Later driver calls of this thread use it.
   void Use() const;
-  // Like `Use`, but ignores errors. For destructors, which cannot handle an error.
+  // Like `Use`, but ignores errors. This is for destructors, which must not throw.
   void UseIfPossible() const noexcept;
   const std::string& name() const { return name_; }
   // Returns the architecture for which the kernels must be compiled, such as "sm_90".
   const std::string& architecture() const { return architecture_; }
   // Returns an identifier that is unique among all GPUs.
   const cuda::Uuid& uuid() const { return uuid_; }
-  // Returns whether the streams of this GPU can wait for words in memory.
+  // Returns whether a stream of this GPU can wait until a word in memory reaches a value.
   bool has_stream_waits() const { return has_stream_waits_; }
-  // Allows work on this GPU to access the memory of another GPU of this process. Throws Error if
-  // this is impossible.
+  // Allows this GPU to access the memory of another GPU of this process. Throws Error if this is
+  // impossible.
+  // Args: number: the index of the other GPU among the GPUs visible to this process.
   void ReachInto(int number) const;
-  // Returns the location of the GPU in its host. All partitions of a GPU have the same location.
+  // Returns the PCI bus ID of the GPU. All partitions of a GPU have the same ID.
   const std::string& place() const { return place_; }
 
  private:
@@ -176,9 +185,9 @@ class Gpu {
   bool has_stream_waits_ = false;
 };
 
-// Returns the error for insufficient memory on a GPU.
-// Args: bytes: the size of the requested memory; purpose: the purpose of this memory; setting: the
-// setting that reduces this size; error: the error of the driver.
+// Returns the error to throw if a GPU does not have enough memory.
+// Args: bytes: the number of requested bytes; purpose: what the memory is for; setting: the setting
+// that the user can lower so that less memory is requested; error: the error of the driver.
 Error NoRoom(const Gpu& gpu, size_t bytes, const std::string& purpose, const std::string& setting,
              const Error& error);
 
@@ -191,7 +200,7 @@ class DeviceMemory {
   DeviceMemory& operator=(const DeviceMemory&) = delete;
 
   cuda::Address address() const { return address_; }
-  // Returns a handle that lets another process of the host open the memory.
+  // Returns a handle with which another process of the same host can open this memory.
   cuda::IpcHandle Share() const;
 
  private:
@@ -199,7 +208,7 @@ class DeviceMemory {
   cuda::Address address_ = 0;
 };
 
-// Memory that another process has allocated on a GPU of this host.
+// Memory on a GPU of this host that another process has allocated and shared with this process.
 class PeerMemory {
  public:
   PeerMemory(const Gpu& gpu, const cuda::IpcHandle& handle);
@@ -223,7 +232,7 @@ class MappedMemory {
   MappedMemory& operator=(const MappedMemory&) = delete;
 
   void* data() const { return data_; }
-  cuda::Address address() const { return address_; }  // as the GPU sees it
+  cuda::Address address() const { return address_; }  // the address that the GPU uses
 
  private:
   const Gpu& gpu_;
@@ -231,7 +240,7 @@ class MappedMemory {
   cuda::Address address_ = 0;
 };
 
-// Existing host memory that is made accessible to a GPU.
+// Existing host memory that this class makes accessible to a GPU.
 class RegisteredMemory {
  public:
   RegisteredMemory(const Gpu& gpu, void* data, size_t bytes);
@@ -239,16 +248,16 @@ class RegisteredMemory {
   RegisteredMemory(const RegisteredMemory&) = delete;
   RegisteredMemory& operator=(const RegisteredMemory&) = delete;
 
-  cuda::Address address() const { return address_; }  // as the GPU sees it
+  cuda::Address address() const { return address_; }  // the address that the GPU uses
 
  private:
   const Gpu& gpu_;
-  void* registered_ = nullptr;  // null if another object has registered the memory
+  void* registered_ = nullptr;  // null if another object registered the memory first
   cuda::Address address_ = 0;
 };
 
-// A stream of a GPU. It runs its work in order, concurrently with other streams. If the GPU
-// supports priorities, it has a higher priority than other streams.
+// A stream of a GPU. Its work runs in order, concurrently with the work of other streams. If the
+// GPU supports priorities, this stream has the highest priority.
 class DeviceStream {
  public:
   explicit DeviceStream(const Gpu& gpu);
@@ -257,8 +266,9 @@ class DeviceStream {
   DeviceStream& operator=(const DeviceStream&) = delete;
 
   cuda::Stream* get() const { return stream_; }
-  // Queues a copy to a GPU, from a GPU, or within a GPU. A copy to or from host memory runs
-  // concurrently with other work only if this memory is a `MappedMemory`.
+  // Queues a copy to a GPU, from a GPU, or within a GPU. If the copy reads or writes host memory,
+  // this memory should be a `MappedMemory`. Otherwise the copy does not run concurrently with other
+  // work.
   void Copy(cuda::Address to, cuda::Address from, size_t bytes) const;
   // Waits until all queued work has finished.
   void Synchronize() const;
@@ -268,10 +278,11 @@ class DeviceStream {
   cuda::Stream* stream_ = nullptr;
 };
 
-// Returns whether an event has passed. The thread must already use the GPU of this event.
+// Returns whether an event has passed: whether the GPU has finished all work before this event. The
+// calling thread must already use the GPU of the event (see `Gpu::Use`).
 bool EventHasPassed(cuda::Event* event);
 
-// A point in a stream.
+// A point in a stream. The event passes when the GPU has finished all work before this point.
 class DeviceEvent {
  public:
   explicit DeviceEvent(const Gpu& gpu);
@@ -280,7 +291,8 @@ class DeviceEvent {
   DeviceEvent& operator=(const DeviceEvent&) = delete;
 
   void Record(cuda::Stream* stream);
-  // Makes all work that is queued in `stream` after this call wait for this point.
+  // Makes `stream` wait for this event. All work that is queued in `stream` after this call runs
+  // only after the event has passed.
   void HoldBack(cuda::Stream* stream) const;
   bool HasPassed() const;
   cuda::Event* get() const { return event_; }
@@ -290,18 +302,20 @@ class DeviceEvent {
   cuda::Event* event_ = nullptr;
 };
 
-// Compiled kernels. All of them are loaded at the same time, in advance: loading a kernel while
-// other kernels wait for it would cause a deadlock.
+// The compiled kernels of a GPU. The constructor loads all of them. If a kernel were loaded later,
+// there could be a deadlock: the driver may load it only when no kernels are running, but the
+// running kernels may wait for the kernel that is being loaded.
 class KernelModule {
  public:
-  // Args: binary: code for the architecture of the GPU; names: the names of the kernels in this
-  // code.
+  // Args: binary: the compiled code, for the architecture of the GPU; names: the names of the
+  // `count` kernels in this code.
   KernelModule(const Gpu& gpu, const void* binary, const char* const* names, size_t count);
   ~KernelModule();
   KernelModule(const KernelModule&) = delete;
   KernelModule& operator=(const KernelModule&) = delete;
 
-  // Launches a kernel in a stream. The arguments must have the types that the kernel declares.
+  // Launches a kernel in a stream. The arguments must have exactly the types of the kernel's
+  // parameters.
   template <typename... Arguments>
   void Launch(const std::string& name, unsigned blocks, unsigned threads, cuda::Stream* stream,
               Arguments... arguments) const {
@@ -318,13 +332,15 @@ class KernelModule {
   std::unordered_map<std::string, cuda::Function*> functions_;
 };
 
-// Memory that is kept between operations, and that grows on demand.
+// Memory that is reused by one operation after another, and replaced with larger memory if an
+// operation needs more.
 //
 // Args: Memory: DeviceMemory or MappedMemory.
 template <typename Memory>
 class Growing {
  public:
-  // Returns at least `bytes` bytes of uninitialized memory. It is valid until the next call.
+  // Returns memory of at least `bytes` bytes. Its contents are undefined. The memory is valid until
+  // the next call, which may replace it.
   const Memory& Take(const Gpu& gpu, size_t bytes) {
     if (!memory_ || bytes > bytes_) {
       memory_ = nullptr;

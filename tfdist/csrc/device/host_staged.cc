@@ -18,10 +18,11 @@
 namespace tfdist {
 namespace {
 
-// The number of chunks in transit. While one chunk is copied, the host waits for the other chunk
-// and synchronizes with the other rank.
+// The number of chunks that are copied at the same time. Two are enough: while the GPU copies one
+// chunk, the host waits until the other chunk has been copied, and synchronizes with the other
+// rank.
 constexpr size_t kInTransit = 2;
-// The number of slots in both staging buffers together. The chunks use the slots in turn.
+// The number of slots into which the two staging buffers are divided. Chunk c uses slot c % kSlots.
 constexpr size_t kSlots = 2 * kInTransit;
 
 bool Sends(const Operation& operation) { return operation.fingerprint.kind == Kind::kSend; }
@@ -39,10 +40,12 @@ MessageCopies::MessageCopies(DeviceRank& rank, size_t buffer_bytes, Guard& guard
   for (size_t slot = 0; slot < kSlots; ++slot) copied_.emplace_back(*rank.gpu);
 }
 
-// The ranks synchronize once for each chunk c: the sender after it has written chunk c, the
-// receiver after it has read chunk c - 2. Then the slot of chunk c - 2 is free, and the sender may
-// write chunk c + 2 to this slot. At first, all slots are free: the receiver has arrived for this
-// message, so it has read all of the previous message.
+// The ranks synchronize once for each chunk c. The sender does this when it has written chunk c,
+// and the receiver does this when it has read chunk c - 2. Afterwards, the slot of chunk c - 2 is
+// free, and the sender may write chunk c + 2 to the same slot.
+//
+// At the beginning, all slots are free: the receiver has joined this message, so it has finished
+// reading the previous message.
 void MessageCopies::Run(Fabric& fabric, const Operation& operation, cuda::Address staging) {
   const size_t count = (BytesOf(operation) + slot_bytes_ - 1) / slot_bytes_;
   const auto synchronize = [&] {
@@ -122,8 +125,8 @@ void ExactShares::Begin(const DeviceRank& rank, cuda::Address memory) {
   memory_ = memory;
 }
 
-// Calls `use(tensor)` for each contiguous piece of a share. The pieces are not packed: each piece
-// is sent as a separate message.
+// Calls `use(tensor)` for each contiguous piece of the share of the rank at `place`. Each piece is
+// sent as a separate message, so that the pieces need not be packed.
 template <typename Use>
 void ExactShares::ForTensors(size_t place, Use use) const {
   const size_t first = Begins(place), behind = first + Size(place);
@@ -152,7 +155,8 @@ void ExactShares::ExchangeValues() const {
   }
 }
 
-// Sums the values into slot 0, with the kernel that reduces staging buffers.
+// Sums the received values into slot 0. The kernel is the same as in an all-reduce, where it
+// reduces the staging buffers of the ranks. Here, it reduces the slots.
 void ExactShares::AddUp(cuda::Address ended) const {
   if (ranks_.size() == 1 || !HasShare()) return;
   device::Staging staging{};
@@ -196,8 +200,9 @@ namespace {
 
 constexpr size_t kChunkBytes = size_t{4} << 20;
 
-// Reduces the inputs of this process's GPUs into the first input. For a mean, the result is divided
-// by the number of GPUs. The collective on the host later divides it by the number of processes.
+// Reduces the inputs of this process's GPUs, and writes the result over the first input. For a
+// mean, divides the result by the number of GPUs. Later, the collective on the host divides its
+// result by the number of processes.
 void ReduceInto(char* first, const std::vector<const void*>& all, size_t bytes,
                 const Fingerprint& asked) {
   if (all.size() == 1) return;
@@ -206,7 +211,8 @@ void ReduceInto(char* first, const std::vector<const void*>& all, size_t bytes,
           bytes / SizeOf(asked.type), first});
 }
 
-// Returns the number of rows of each process, which is the sum over its GPUs.
+// Returns the number of rows of each process: the sum of the rows of the process's GPUs.
+// Args: rows: the number of rows of each GPU; gpus: the number of GPUs of each process.
 std::vector<size_t> OfProcesses(const std::vector<size_t>& rows, size_t gpus) {
   std::vector<size_t> sums(rows.size() / gpus);
   for (size_t rank = 0; rank < rows.size(); ++rank) sums[rank / gpus] += rows[rank];
@@ -273,8 +279,8 @@ void HostStaged::Run(const Operation& operation, const Parts& parts, const OnHos
       Whole(operation, parts, on_host);
     }
   } catch (...) {
-    // Copies of reduced data to the GPU may be pending. They use memory of the operation, so they
-    // must end first.
+    // After an error, copies from and to the GPUs may be pending. They use the memory of the
+    // operation, so wait until they have ended.
     for (const auto& lane : lanes_) {
       SettleSoon(lane->down.get(), lane->fetched);
       SettleSoon(lane->up.get(), lane->returned);
@@ -288,8 +294,8 @@ void HostStaged::InChunks(const Operation& operation, const Parts& parts, const 
   const size_t count = (bytes + kChunkBytes - 1) / kChunkBytes;
   const auto size = [&](size_t k) { return std::min(kChunkBytes, bytes - k * kChunkBytes); };
   const auto fetch = [&](size_t k) {
-    // All GPUs copy the result from the chunk of the first GPU. This chunk may be overwritten only
-    // when all of these copies have ended.
+    // Each GPU copies the result from the first GPU's chunk. This chunk may be overwritten only
+    // after all GPUs have copied the result, so wait for all of them.
     for (const auto& lane : lanes_) Await(lane->chunks[k % kChunks]->returned, guard_);
     for (size_t i = 0; i < lanes_.size(); ++i) {
       Lane::Chunk& chunk = *lanes_[i]->chunks[k % kChunks];
@@ -299,8 +305,8 @@ void HostStaged::InChunks(const Operation& operation, const Parts& parts, const 
     }
   };
   if (count == 0) {
-    // The other ranks may have data. This rank joins the collective without data, so that the other
-    // ranks notice the mismatch.
+    // This rank has no data, but the other ranks may have data. This rank joins the collective
+    // nevertheless, so that the ranks detect the mismatch.
     Operation nothing;
     nothing.fingerprint = operation.fingerprint;
     return on_host(nothing);
@@ -341,10 +347,11 @@ void HostStaged::Whole(const Operation& operation, const Parts& parts, const OnH
   staged.sent_rows = first.sent_rows;
   size_t bytes = 0;
   char* const in = FetchAll(operation, parts, &bytes);
-  BufferList left;  // the compression's residual
+  BufferList left;  // the residual of error feedback
   char* error = nullptr;
   if (operation.compression) {
-    // If the process has several GPUs, all of them use the residual of the first GPU.
+    // The inputs of this process's GPUs are combined before they are encoded. Therefore only one
+    // residual is needed, and the residual of the first GPU is used.
     left = first.compression->error;
     error = Take(error_, left.bytes());
     lanes_[0]->Fetch(left.Const(), 0, left.bytes(), error);
@@ -387,8 +394,8 @@ char* HostStaged::Take(Growing<MappedMemory>& memory, size_t bytes) const {
   return static_cast<char*>(memory.Take(lanes_[0]->gpu, bytes).data());
 }
 
-// Copies the inputs of all GPUs to consecutive host memory. For a broadcast, copies only the root's
-// input.
+// Copies the inputs of all GPUs of this process to host memory, one after another. For a broadcast,
+// copies only the input of the GPU that has the same index in its process as the root.
 char* HostStaged::FetchAll(const Operation& operation, const Parts& parts, size_t* bytes) {
   std::vector<size_t> which(parts.size());
   std::iota(which.begin(), which.end(), size_t{0});
@@ -405,7 +412,8 @@ char* HostStaged::FetchAll(const Operation& operation, const Parts& parts, size_
   return in;
 }
 
-// Combines the parts of several GPUs into one operation of this process.
+// Combines the parts of this process's GPUs into one operation, `*staged`. `in` contains their
+// inputs.
 void HostStaged::Join(const Parts& parts, char* in, size_t* bytes, Operation* staged) const {
   Fingerprint& asked = staged->fingerprint;
   switch (asked.kind) {

@@ -25,11 +25,13 @@ namespace {
 
 using device::List;
 
-// A longer timeout, or an infinite one, would overflow the clock of the kernels.
+// The maximum timeout of a kernel. The kernels count nanoseconds in a word of 64 bits, so a much
+// longer or infinite timeout would overflow.
 constexpr double kMaxSeconds = 1e9;
-// If streams wait, at most twice this number of lists are pending. Each list needs two barriers.
-// The total number of barriers must stay below the capacity of the driver's queue. Otherwise a
-// launch would block, and nothing could end this wait.
+// If streams wait, at most 2 * kListsOfRoom lists are pending, and each list needs two barriers.
+// The number of pending barriers must be smaller than `StreamBarriers::kMax`, because only this
+// many barriers have words of their own. The barriers must also fit into the driver's queue. If the
+// queue were full, a launch would block, and neither an abort nor a timeout could end this wait.
 constexpr size_t kListsOfRoom = 4;
 static_assert(2 * 2 * kListsOfRoom < StreamBarriers::kMax);
 
@@ -89,7 +91,8 @@ void KernelAllReduce::Launch(const std::vector<Tensor>& tensors, DType type, Red
 }
 
 void KernelAllReduce::LaunchList(const List& list, DType type, ReduceOp op, cuda::Stream* stream) {
-  // After a wait has failed, no further wait is queued.
+  // If an earlier wait has failed, the other ranks may not signal any more, so do not queue another
+  // wait.
   if (setup_.stream_barriers && outcome() != device::Outcome::kRunning) return;
   for (size_t rank = 0; rank < setup_.ranks.size(); ++rank) {
     staging_.of[rank] =
@@ -127,7 +130,8 @@ void KernelAllReduce::SyncRanks(cuda::Stream* stream) {
   }
   kernels.Launch("tfdist_signal", 1, device::kMaxRanks, stream, barrier_, waiting_);
   setup_.stream_barriers->Await(barrier_.number, stream);
-  // This lets later kernels of the stream see whether the wait was aborted.
+  // Copy the abort flag of the host to `ended_`, so that the later kernels in the stream return
+  // without any effect if the wait has been aborted.
   const cuda::Result result =
       cuda::Load().cuMemcpyAsync(ended_.address(), host_.address(), sizeof(uint64_t), stream);
   cuda::Check(result, "cuMemcpyAsync");
@@ -161,10 +165,11 @@ device::Outcome KernelAllReduce::outcome() const {
 
 namespace {
 
-// There are few threads in a block, so that the blocks of a batch are spread over all
-// multiprocessors.
+// The number of threads in a block of a kernel. It is small, so that a batch has enough blocks for
+// all multiprocessors of the GPU.
 constexpr unsigned kThreads = 128;
-constexpr unsigned kThreadsOfBlock = 16;  // number of threads for a block of encoded values
+// The number of threads that handle one block of encoded values together.
+constexpr unsigned kThreadsOfBlock = 16;
 constexpr size_t kMaxBlocks = 4096;
 
 std::string NameOf(const Codec& codec) {
@@ -278,7 +283,7 @@ using device::Source;
 
 constexpr size_t kWordsOfTensor = 4, kWordsOfTally = sizeof(device::Tally) / kWord;
 
-// Returns the maximum number of tensors in a list.
+// Returns the number of tensors in the longest list, if `tensors` tensors are divided into lists.
 size_t Listed(size_t tensors) { return std::min<size_t>(tensors, device::Sources::kMax); }
 
 std::vector<Source> SourcesOf(const std::vector<Candidates>& all) {
@@ -349,7 +354,8 @@ void KernelSelect::Take(Row* rows) {
   }
 }
 
-// Args: magnitude: the initial magnitude of all cuts.
+// Divides the scratch memory, and initializes it.
+// Args: magnitude: the initial value of the cut of each tensor.
 void KernelSelect::Begin(uint32_t magnitude, cuda::Address scratch) {
   auto* next = cuda::PointerTo<uint32_t>(scratch);
   const auto take = [&next](size_t words) {
@@ -357,8 +363,7 @@ void KernelSelect::Begin(uint32_t magnitude, cuda::Address scratch) {
     next += words;
     return taken;
   };
-  // The tallies are first, because each tally consists of two words and must be aligned to two
-  // words.
+  // The tallies are at the beginning of the memory, because they must be aligned to two words.
   cuts_.tallies = reinterpret_cast<device::Tally*>(take(kWordsOfTally * tiles_));
   cuts_.magnitudes = take(tensors_);
   cuts_.equals = take(tensors_);

@@ -27,17 +27,18 @@ std::vector<const char*> KernelNames();
 std::vector<const char*> AllReduceKernelNames();
 
 // Runs all-reduces among the GPUs of one host with tfdist's own kernels, which read the memory of
-// the other GPUs. The ranks synchronize in one of two ways: kernels wait for other ranks, or
-// streams wait between two kernels.
+// the other GPUs. Either the kernels themselves wait for the other ranks, or the stream waits for
+// the other ranks between two kernels.
 class KernelAllReduce {
  public:
-  // A tensor of a bucket, and the address of its result. Both are on the GPU.
+  // The address and the size of a tensor, and the address of its result. Both addresses refer to
+  // device memory.
   struct Tensor {
     cuda::Address in;
     cuda::Address out;
     size_t bytes;
   };
-  // The memory of a rank that other ranks access.
+  // The memory of one rank that the other ranks access.
   struct Shared {
     cuda::Address staging;  // `StagingBytes` bytes
     cuda::Address words;    // kWordBytes
@@ -46,14 +47,18 @@ class KernelAllReduce {
     const Gpu* gpu;
     const KernelModule* kernels;
     uint32_t rank;
-    std::vector<Shared> ranks;  // addresses for this rank's GPU; at most kMaxRanks
-    // The size of each of the two buffers. It is a multiple of 16, and the same on all ranks.
+    // The memory of each rank, with the addresses at which this rank's GPU accesses it. There are
+    // at most kMaxRanks ranks.
+    std::vector<Shared> ranks;
+    // The size of each of the two staging buffers, in bytes. It is a multiple of 16, and the same
+    // on all ranks.
     size_t buffer_bytes;
-    // Buckets up to this size are reduced in one shot. The default has not been tuned.
+    // Data up to this size are reduced in one shot, if kernels wait for other ranks (see
+    // `kernels/all_reduce.cu`). The default has not been tuned.
     size_t one_shot_bytes = 1 << 16;
-    // The time limit of each wait of a kernel, and of `Launch`.
+    // The time limit of each wait in a kernel, and of each wait in `Launch`.
     double timeout_seconds = 600;
-    // Null unless streams wait instead of kernels.
+    // The barriers with which streams wait for other ranks. Null if kernels wait instead.
     StreamBarriers* stream_barriers = nullptr;
   };
   static constexpr size_t kWordBytes = device::kBarrierWords * sizeof(uint64_t);
@@ -61,16 +66,19 @@ class KernelAllReduce {
 
   explicit KernelAllReduce(Setup setup);
 
-  // Queues a reduction of tensors, which must have the same sizes on all ranks. If kernels wait,
-  // returns immediately. If streams wait, first waits until only a few launches are pending, or
-  // until the guard ends this wait.
+  // Queues an all-reduce of tensors, which must have the same sizes on all ranks. If kernels wait
+  // for other ranks, returns immediately. If streams wait instead, first waits until only a few
+  // launches are pending. During this wait, `guard` is checked, and can end the wait by throwing an
+  // Error.
   void Launch(const std::vector<Tensor>& tensors, DType type, ReduceOp op, cuda::Stream* stream,
               Guard& guard);
 
-  // Ends all waits, and disables work that has not begun. May be called from any thread.
+  // Ends all waits for other ranks. Kernels that have not begun will return without any effect. May
+  // be called from any thread.
   void Abort() noexcept;
-  // Returns the outcome of the waits. If a wait has failed, later launches have had no effect. The
-  // outcome is final when the stream has finished its work.
+  // Returns kRunning if no wait for other ranks has failed. Otherwise, returns why a wait has
+  // failed; later launches then have no effect. The result is final when the stream has finished
+  // its work.
   device::Outcome outcome() const;
 
  private:
@@ -79,21 +87,26 @@ class KernelAllReduce {
   void AwaitRoom(cuda::Stream* stream, Guard& guard);
 
   const Setup setup_;
-  MappedMemory host_;   // two words: whether to give up, and the outcome
-  DeviceMemory ended_;  // one word: whether there is an outcome
-  DeviceStream aside_;  // writes to `ended_` while kernels wait
+  // Two words in host memory: whether the kernels must give up, and the outcome of the waits.
+  MappedMemory host_;
+  // A word in device memory, which is not 0 after a wait has failed.
+  DeviceMemory ended_;
+  // A second stream, in which `Abort` writes to `ended_` while the kernels of the first stream
+  // wait.
+  DeviceStream aside_;
   device::Waiting waiting_{};
   device::Staging staging_{};
   device::KernelBarrier barrier_{};
   size_t turn_ = 0;
-  DeviceEvent room_;  // if streams wait: recorded some launches ago
+  // If streams wait: an event that was recorded some launches ago. `Launch` waits for this event.
+  DeviceEvent room_;
   size_t launches_ = 0;
 };
 
 // Returns the names of the kernels that `KernelCodec` uses.
 std::vector<const char*> CodecKernelNames();
 
-// Encodes, sums and decodes values with kernels. All memory is on the GPU.
+// Encodes, sums and decodes values with kernels. All addresses refer to device memory.
 class KernelCodec {
  public:
   KernelCodec(const KernelModule& kernels, cuda::Stream* stream)
@@ -102,16 +115,19 @@ class KernelCodec {
     return device::kRooms * values * sizeof(float);
   }
 
-  // Each function queues its work in the stream and returns immediately.
-  // Args: error: the residual, or an empty place if there is no error feedback; room: `RoomBytes`
-  // bytes for the number of values.
+  // Each of these functions queues its work in the stream and returns immediately.
+  // Args: error: the position of the values in the residual, or a position in an empty run if there
+  // is no error feedback; room: the address of scratch memory of `RoomBytes(n)` bytes, where n is
+  // the number of values.
   void Encode(const device::Batch& batch, const device::Place& in, const device::Place& error,
               cuda::Address room, cuda::Address to) const;
   void Decode(const Codec& codec, size_t count, cuda::Address from, const device::Place& out,
               cuda::Address room) const;
-  // Sums the values of all ranks. The values of this rank are in `in`, and are not encoded. Encodes
-  // the sums with the codec of the batch, and decodes them into `out`.
-  // Args: votes: whether a sum is replaced with the sign of the majority.
+  // Sums the values of all members. This member's own values are read from `in`, without being
+  // encoded first. Encodes the sums with the codec of `batch`, and decodes the encoded sums into
+  // `out`.
+  // Args: votes: whether each sum is replaced with its sign, so that the majority of the members
+  // decides.
   void Sum(const device::Batch& batch, const device::Arrived& arrived, bool votes,
            const device::Place& in, const device::Place& error, const device::Place& out,
            cuda::Address room, cuda::Address to) const;
@@ -127,18 +143,21 @@ class KernelCodec {
 // Returns the names of the kernels that `KernelScatter` uses.
 std::vector<const char*> ScatterKernelNames();
 
-// Sums the rows of all ranks into tensors with kernels. The results have the same bits as on the
-// CPU. All memory is on the GPU.
+// Sums the rows of all ranks into tensors. This class does the same as `SumRows` on the CPU, but
+// with kernels. The results are bitwise identical. All addresses refer to device memory.
 class KernelScatter {
  public:
-  // Args: ranks: the number of ranks. The rows of each rank are consecutive.
+  // Args: ranks: the number of ranks from which the rows have been received. The rows of each rank
+  // must be contiguous.
   KernelScatter(const Gpu& gpu, const KernelModule& kernels, cuda::Stream* stream, size_t ranks)
       : gpu_(gpu), kernels_(kernels), stream_(stream), ranks_(ranks) {}
 
-  // Returns the size of the memory that is needed until the stream has finished its work.
+  // Returns the size of the scratch memory for `Sum`. The memory must remain allocated until the
+  // stream has finished its work.
   size_t ScratchBytes() const;
-  // Queues the same work that `SumRows` does on the CPU, and returns immediately. If rows are
-  // invalid, for example because an index is out of range, all sums become NaN.
+  // Queues the same computation that `SumRows` does, and returns immediately. A kernel cannot throw
+  // an error. If rows are invalid, for example because an index is out of range, it therefore sets
+  // all sums to NaN.
   void Sum(const Row* rows, size_t count, const std::vector<RowSums>& tensors,
            cuda::Address scratch) const;
 
@@ -152,27 +171,30 @@ class KernelScatter {
 // Returns the names of the kernels that `KernelSelect` uses.
 std::vector<const char*> SelectKernelNames();
 
-// Selects the values of a sparse gradient with kernels. The results have the same bits as on the
-// CPU. All memory is on the GPU.
+// Uses kernels to select the values of a sparse gradient that will be sent. The results are bitwise
+// identical to the results of the functions in `sparse/select.h`, which run on the CPU. All
+// addresses refer to device memory.
 class KernelSelect {
  public:
-  // Args: all: the candidates of each tensor. In total, there are fewer than `kMaxCandidates` of
-  // them.
+  // Args: all: the candidates of each tensor. The total number of candidates must be smaller than
+  // `kMaxCandidates`.
   KernelSelect(const Gpu& gpu, const KernelModule& kernels, cuda::Stream* stream,
                const std::vector<Candidates>& all);
 
-  // Returns the size of the memory that is needed from the first call until the stream has finished
-  // the work of the last call.
+  // Returns the size of the scratch memory. The memory must remain allocated from the first call
+  // until the stream has finished the work of the last call.
   size_t ScratchBytes() const;
 
-  // These functions queue the update of the residuals and the selection, as in `SelectLargest` and
-  // `SelectAbove`, and return immediately.
+  // `FindLargest` queues the same work that `SelectLargest` does on the CPU, and `FindAbove` queues
+  // the work of `SelectAbove`: they update the residuals and the momentum, and select values. Both
+  // functions return immediately.
   // Args: selected: the number of values to select from each tensor.
   void FindLargest(const std::vector<size_t>& selected, cuda::Address scratch);
   void FindAbove(float threshold, cuda::Address scratch);
-  // Returns the address of the number of selected rows, a uint32.
+  // Returns the address of a uint32, which will contain the number of selected values.
   cuda::Address rows() const { return cuda::AddressOf(cuts_.all_rows); }
   // Queues the same work that `TakeRows` does on the CPU.
+  // Args: rows: memory for the selected values and their indices.
   void Take(Row* rows);
 
  private:
@@ -188,7 +210,8 @@ class KernelSelect {
   std::vector<device::Sources> lists_;
   uint32_t tensors_ = 0;
   size_t tiles_ = 0;
-  bool keeps_ = false;  // whether values that are not selected are kept
+  // Whether any tensor has a residual, which keeps the values that are not selected.
+  bool keeps_ = false;
   device::Cuts cuts_{};
 };
 

@@ -21,7 +21,7 @@ constexpr auto kLook = std::chrono::milliseconds(20);
 
 LaunchOrder& LaunchOrder::Of(int gpu) {
   static std::mutex mutex;
-  // Never destroyed, because threads may still use it while the process ends.
+  // This map is never destroyed, because threads may still use it while the process exits.
   static auto& all = *new std::map<int, LaunchOrder>;
   const std::lock_guard<std::mutex> lock(mutex);
   return all[gpu];
@@ -48,8 +48,9 @@ void LaunchOrder::Turn::Settle(size_t largest) {
   order_.changed_.notify_all();
 }
 
-// When an operation is settled, its number can only grow. An operation that already has the
-// smallest number therefore stays the first one.
+// It is enough to check that no other turn has a smaller number now. The number of a turn can only
+// increase, when it is settled, and new turns get larger numbers. Therefore no turn can overtake
+// this one later.
 void LaunchOrder::Turn::Await(Guard& guard, double seconds) {
   const auto begin = Clock::now();
   std::unique_lock<std::mutex> lock(order_.mutex_);

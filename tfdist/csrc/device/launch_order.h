@@ -1,4 +1,4 @@
-// The order in which the GPUs of a process launch their operations.
+// Determines the order in which the GPUs of a process launch their operations.
 #pragma once
 
 #include <atomic>
@@ -19,8 +19,8 @@
 
 namespace tfdist {
 
-// The guard of concurrent calls for several GPUs of a process, which wait for each other. When one
-// of the calls fails, this guard ends the waits of all calls.
+// A guard for calls that run concurrently, one for each GPU of a process. The calls may wait for
+// each other. If one call fails, this guard therefore ends the waits of all other calls.
 class Siblings : public Guard {
  public:
   explicit Siblings(Guard& outer) : outer_(outer) {}
@@ -35,9 +35,10 @@ class Siblings : public Guard {
   std::atomic<bool> failed_{false};
 };
 
-// Calls a function concurrently for each of `count` GPUs. If a call fails, throws the error of the
-// call that failed first.
-// Args: siblings: the guard of the calls. It is notified when a call fails.
+// Calls a function for each of `count` GPUs, concurrently, and waits until all calls have ended. If
+// calls fail, throws the error of the first failure.
+// Args: siblings: the guard that the calls check while they wait. If a call fails, it ends the
+// waits of the other calls.
 inline void AtOnce(size_t count, const std::function<void(size_t)>& call,
                    Siblings* siblings = nullptr) {
   if (count == 1) return call(0);
@@ -56,7 +57,7 @@ inline void AtOnce(size_t count, const std::function<void(size_t)>& call,
           call(i);
         } catch (...) { fail(); }
       });
-    } catch (...) {  // no more threads can be created
+    } catch (...) {  // the system cannot create another thread
       fail();
     }
   }
@@ -64,33 +65,36 @@ inline void AtOnce(size_t count, const std::function<void(size_t)>& call,
   if (error) std::rethrow_exception(error);
 }
 
-// The order in which a GPU launches operations that wait for other GPUs. The order is the same on
-// all GPUs. Otherwise, each of two GPUs could first run an operation that waits for the second
-// operation of the other GPU.
+// The order in which a GPU launches operations that wait for other GPUs. All GPUs must launch these
+// operations in the same order. Otherwise, two GPUs could wait for each other forever: each of them
+// would run an operation that the other GPU launches only later.
 //
-// When all ranks of an operation have arrived, each rank proposes a number, and the operation gets
-// the largest of these numbers. A GPU launches the operations of all its communicators in the order
-// of their numbers. Source: Skeen's algorithm, in Birman and Joseph, "Reliable communication in the
-// presence of failures", 1987.
+// The order is determined by numbers. When all ranks have joined an operation, each rank proposes a
+// number, and the operation gets the largest of these numbers. A GPU launches the operations of all
+// its communicators in the order of their numbers. Source: Skeen's algorithm, in Birman and Joseph,
+// "Reliable communication in the presence of failures", 1987.
 //
-// An object of this class is the order of one GPU.
+// Each GPU has one object of this class.
 class LaunchOrder {
  public:
-  // The place of an operation in the order, from the proposal of its number until it is launched or
-  // abandoned.
+  // The place of an operation in the order of a GPU. The operation has this place while this object
+  // exists: from the proposal of its number until it has been launched or abandoned.
   class Turn {
    public:
-    // Args: communicator: the unique name of the communicator, which is the same on all its ranks.
+    // Args: communicator: the unique name of the operation's communicator. It is the same on all
+    // ranks.
     Turn(LaunchOrder& order, const cuda::Uuid& communicator);
     ~Turn();
     Turn(const Turn&) = delete;
     Turn& operator=(const Turn&) = delete;
 
     size_t proposed() const { return number_; }
+    // Replaces the proposed number with the final number of the operation.
     // Args: largest: the largest number that any GPU has proposed for this operation.
     void Settle(size_t largest);
-    // Waits until no other operation can precede this operation. Throws Error if the wait takes
-    // longer than `seconds`, or if the guard ends it.
+    // Waits until all operations that precede this operation have given up their places, and no
+    // other operation can get a place before it. Throws Error if this takes longer than `seconds`,
+    // or if the guard ends the wait.
     void Await(Guard& guard, double seconds);
 
    private:
@@ -98,37 +102,42 @@ class LaunchOrder {
     bool IsBefore(const Turn& other) const;
 
     LaunchOrder& order_;
-    const cuda::Uuid communicator_;  // determines the order of equal numbers
+    // If two operations have the same number, the names of their communicators determine the order.
+    const cuda::Uuid communicator_;
     size_t number_ = 0;
   };
 
-  // Returns the launch order of a GPU of this process.
+  // Returns the launch order of a GPU.
+  // Args: gpu: the index of the GPU among the GPUs visible to this process.
   static LaunchOrder& Of(int gpu);
 
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
-  size_t last_ = 0;             // the largest number so far
-  std::vector<Turn*> waiting_;  // the turns that have not ended
+  size_t last_ = 0;             // the largest number that has been proposed or settled
+  std::vector<Turn*> waiting_;  // all existing turns of this GPU
 };
 
-// An operation of a process with several GPUs. Each GPU adds its part when its program reaches the
-// operation.
+// Collects the parts of an operation if a process has several GPUs. Each GPU adds its part when its
+// program reaches the operation.
 class Assembly {
  public:
-  // Receives null if the operation succeeded, and the error otherwise.
+  // A function that is called when the operation has ended. Its argument is null if the operation
+  // has succeeded; otherwise, it is the error.
   using Done = std::function<void(const Error*)>;
 
   explicit Assembly(size_t gpus) : parts_(gpus) {}
 
-  // Adds the part of a GPU. `done` is called when the operation ends, or immediately if it has
-  // already ended.
+  // Adds the part of a GPU. Calls `done` when the operation ends. If it has already ended, calls
+  // `done` immediately, with an error.
   void Add(size_t gpu, Operation part, Done done);
-  // Waits until all GPUs have added their parts, or until `ends` returns true. Returns the parts in
-  // the order of the GPUs, or an empty list if parts are missing. Throws Error(kMismatch) if the
-  // parts differ, and Error(kUnavailable) with the name of a GPU if its part is late.
+  // Waits until all GPUs have added their parts, and returns the parts in the order of the GPUs. If
+  // `ends` returns true before that, returns an empty list. Throws Error(kMismatch) if the GPUs
+  // have reached different operations. Throws Error(kUnavailable) if parts are still missing after
+  // `seconds` seconds; the message names a GPU that has not added its part.
   std::vector<Operation> Await(double seconds, const std::function<bool()>& ends);
-  // Ends the operation, and reports the outcome to all parts.
+  // Ends the operation, and reports its outcome to the GPUs that have added their parts.
+  // Args: error: the reason for which the operation has failed; null if it has succeeded.
   void End(const Error* error);
 
  private:
@@ -147,15 +156,16 @@ class Assembly {
   std::optional<Error> error_;
 };
 
-// The operations that some but not all GPUs have reached.
+// The operations that some GPUs of this process have reached, and others have not.
 class Assemblies {
  public:
   explicit Assemblies(size_t gpus) : gpus_(gpus) {}
 
-  // Returns the operation that a GPU has reached. Sets `*is_first` to whether this GPU is the first
-  // one to reach it.
+  // Returns the operation that a GPU has reached. This is the first operation to which this GPU has
+  // not yet added its part. If there is no such operation, begins a new one and sets `*is_first` to
+  // true; otherwise, sets `*is_first` to false.
   std::shared_ptr<Assembly> Next(size_t gpu, bool* is_first);
-  // Forgets an operation that has ended, so that no more parts of it are expected.
+  // Removes an operation that has ended, so that `Next` does not return it any more.
   void Drop(const Assembly* ended);
 
  private:

@@ -12,14 +12,15 @@ namespace {
 
 constexpr char kSystems[] = "libnccl.so.2";
 constexpr char kGetVersion[] = "ncclGetVersion";
-constexpr int kSharing = 23000;  // the first version that lets ranks share a GPU
+constexpr int kSharing = 23000;  // the first version in which ranks can share a GPU
 
 [[noreturn]] void Refuse(const std::string& why) {
   throw Error(Code::kInvalidArgument, "The GPUs cannot be used by the native collectives: " + why);
 }
 
-// Returns NCCL's version as a number. NCCL up to 2.8 reports its version in the form 2804; later
-// versions report it in the form 20900, which is also the form of the result.
+// Returns NCCL's version as a number such as 20900 for 2.9.0. Versions up to 2.8 report themselves
+// in another form, such as 2804 for 2.8.4; the result has the newer form for these versions as
+// well.
 int Version(Result (*get)(int*)) {
   int code = 0;
   get(&code);
@@ -27,15 +28,18 @@ int Version(Result (*get)(int*)) {
   return code / 1000 * 10000 + code % 1000 / 100 * 100 + code % 100;
 }
 
-// Describes the NCCL library behind a handle: its version and its path.
+// Describes an NCCL library by its version and its path.
+// Args: opened: the handle of the library.
 std::string Description(void* opened, int version) {
   Dl_info found{};
   dladdr(dlsym(opened, kGetVersion), &found);
   return "NCCL " + VersionOf(version) + " of " + (found.dli_fname ? found.dli_fname : kSystems);
 }
 
-// Refuses a second NCCL library of another version in this process. Each library would take memory
-// and threads, and TensorFlow could use either of them.
+// Throws Error if this process has loaded two NCCL libraries of different versions. Each library
+// would need memory and threads, and it would be unclear which of them TensorFlow uses.
+// Args: other: the handle of a library that was loaded before, or null; opened: the handle of the
+// library that the core will use.
 void RefuseSecond(void* other, void* opened, int version) {
   if (!other || other == opened) return;
   const auto get = reinterpret_cast<Result (*)(int*)>(dlsym(other, kGetVersion));
@@ -72,7 +76,8 @@ Library Resolve(const std::function<void*(const char*)>& find, const std::string
   if (!library.function) Refuse(name + " lacks " #function "." + newer);
   TFDIST_NCCL(TFDIST_RESOLVE)
   TFDIST_NCCL_IF_PRESENT(TFDIST_RESOLVE)
-  // If the version is too old, reports the version instead of the functions that it lacks.
+  // If the library is too old, report its version, which helps more than the name of a missing
+  // function.
   if (library.ncclGetVersion) library.version = Version(library.ncclGetVersion);
   if (library.ncclGetVersion && library.version < kOldest) {
     Refuse(name + " is NCCL " + VersionOf(library.version) + "." + newer);

@@ -1,5 +1,5 @@
-// The NCCL functions that the core uses. They are loaded at run time. The compilation therefore
-// does not need NCCL, and the process uses the same NCCL as TensorFlow.
+// The NCCL functions that the core uses. They are loaded at run time, so the core can be compiled
+// without NCCL, and it uses the same NCCL library as TensorFlow.
 #pragma once
 
 #include <climits>
@@ -18,13 +18,13 @@ using Result = int;  // ncclResult_t
 using Type = int;    // ncclDataType_t
 using Op = int;      // ncclRedOp_t
 
-// ncclUniqueId: lets the ranks of a communicator find each other.
+// ncclUniqueId: the ranks of a communicator use it to find each other.
 struct UniqueId {
   char bytes[128];
 };
 
-// ncclConfig_t as in NCCL 2.17 to 2.24. Newer versions of NCCL read its size and version, and set
-// their additional fields themselves.
+// ncclConfig_t of NCCL 2.17 to 2.24. Newer versions have more fields. They find out from `size` and
+// `version` that these fields are missing here, and use default values for them.
 struct Config {
   static constexpr int kUnset = INT_MIN;  // NCCL_CONFIG_UNDEF_INT
 
@@ -47,7 +47,7 @@ constexpr Op kSum = 0, kProduct = 1, kMax = 2, kMin = 3, kMean = 4;
 constexpr int kSymmetric = 1;   // NCCL_WIN_COLL_SYMMETRIC
 constexpr int kOldest = 22100;  // the version that TensorFlow 2.18 uses
 
-// For each function: its name, return type and parameters.
+// Each function is listed as F(name, return type, parameters).
 #define TFDIST_NCCL(F)                                                                 \
   F(ncclGetVersion, Result, (int*))                                                    \
   F(ncclGetErrorString, const char*, (Result))                                         \
@@ -67,7 +67,8 @@ constexpr int kOldest = 22100;  // the version that TensorFlow 2.18 uses
   F(ncclBroadcast, Result, (const void*, void*, size_t, Type, int, Comm*, Stream*))    \
   F(ncclSend, Result, (const void*, size_t, Type, int, Comm*, Stream*))                \
   F(ncclRecv, Result, (void*, size_t, Type, int, Comm*, Stream*))
-// These functions are null in versions of NCCL that lack them.
+// Functions that not all versions of NCCL have. If the library lacks a function, its pointer in
+// `Library` is null.
 #define TFDIST_NCCL_IF_PRESENT(F)                                          \
   F(ncclMemAlloc, Result, (void**, size_t))                                \
   F(ncclMemFree, Result, (void*))                                          \
@@ -85,25 +86,27 @@ struct Library {
 };
 
 // Returns the NCCL library of this process. Throws Error(kInvalidArgument) if there is no usable
-// library. The message names the missing function or library.
-// Args: library: the path of the library, or "" for the system's library. Only the first call uses
-// this argument.
+// library. The message names the missing library or function, or the required version.
+// Args: library: the path of the library, or "" for the system's library. Only the first call loads
+// a library; later calls ignore this argument.
 const Library& Load(std::string library = "");
 
-// Loads the functions of a library.
-// Args: find: returns the address of a function, or null if the library lacks it; name: the name of
-// the library in messages.
+// Finds the functions of an NCCL library, and checks its version. Throws Error(kInvalidArgument) if
+// the library is too old.
+// Args: find: a function that returns the address of the NCCL function with a given name, or null
+// if the library lacks it; name: the name of the library for error messages.
 Library Resolve(const std::function<void*(const char*)>& find, const std::string& name);
 
-// Returns whether several ranks can share a GPU. This requires NCCL 2.30 or newer, and NCCL's own
-// setting NCCL_MULTI_RANK_GPU_ENABLE=1.
+// Returns whether NCCL allows several ranks to use the same GPU. This requires NCCL 2.30 or newer,
+// and the environment variable NCCL_MULTI_RANK_GPU_ENABLE=1, which NCCL also reads.
 bool LetsRanksShareAGpu(const Library& library);
 
 // Returns the version as text, such as "2.21.5".
 std::string VersionOf(int version);
 
-// Throws Error with NCCL's message if a call has failed. The code is kUnavailable if a rank is
-// lost, and kInternal otherwise.
+// Throws Error if a call of an NCCL function has failed. The message contains NCCL's description of
+// the error. The code is kUnavailable if NCCL has lost another rank, and kInternal otherwise.
+// Args: function: the name of the function.
 void Check(Result result, const char* function);
 
 }  // namespace tfdist::nccl

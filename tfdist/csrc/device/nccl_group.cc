@@ -18,8 +18,9 @@ using nccl::Result;
 using Clock = std::chrono::steady_clock;
 using Seconds = std::chrono::duration<double>;
 
-// Most calls finish immediately, or within the time that it takes to start a thread. A wait only
-// yields for this time, and then sleeps.
+// How long a wait yields the CPU between two polls before it begins to sleep between them. Most
+// calls of NCCL finish immediately, or within the time that NCCL needs to start a thread. For these
+// calls, even a short sleep would be a noticeable delay.
 constexpr auto kImpatient = std::chrono::microseconds(200);
 constexpr auto kNap = std::chrono::microseconds(500);
 
@@ -63,8 +64,8 @@ nccl::Type TypeOf(DType type) {
   return nccl::kUint8;
 }
 
-// The sum of bools is their logical OR, which is the maximum of their bytes. Their product is their
-// logical AND, which is the minimum.
+// NCCL has no bools. The sum of bools is their logical OR, which is the maximum of their bytes. The
+// product of bools is their logical AND, which is the minimum of their bytes.
 nccl::Op OpOf(DType type, ReduceOp op) {
   CheckReducible(type, op);
   if (!NcclSupports(type, op)) {
@@ -186,7 +187,7 @@ cuda::Address NcclGroup::Allocate(size_t bytes) {
   return cuda::AddressOf(memory);
 }
 
-// If the memory cannot be registered, NCCL uses it like any other memory.
+// If the memory cannot be registered, NCCL can still use it, but with additional copies.
 void NcclGroup::Register(cuda::Address memory, size_t bytes) {
   setup_.gpu->Use();
   if (nccl_.ncclCommWindowRegister) {
@@ -245,11 +246,11 @@ void NcclGroup::Launch(const char* function, const std::function<Result(Comm*)>&
   Settle(function);
 }
 
-// Waits until the last call has finished. Some versions of NCCL return success while a call is
-// still in progress, so only the state of the communicator is reliable.
+// Waits until the last NCCL call has finished. This function polls the state of the communicator,
+// because some versions of NCCL return success while a call is still in progress.
 //
-// Up to NCCL 2.26, a call leaves thread-local data behind, which only the next call cleans up. This
-// function therefore calls ncclCommCount, which has no other effect.
+// In NCCL up to 2.26, a call leaves thread-local data behind, and only the next NCCL call of the
+// same thread removes them. This function therefore calls ncclCommCount, which has no other effect.
 void NcclGroup::Settle(const char* function) {
   const auto begin = Clock::now();
   Result state;

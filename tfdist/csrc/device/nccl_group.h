@@ -1,5 +1,5 @@
-// One rank of an NCCL communicator. Its functions return when their work has been queued in a
-// stream, and every wait has a time limit.
+// One rank of an NCCL communicator. Its functions return when NCCL has queued their work in a
+// stream. They may wait for other ranks before that, but every wait has a time limit.
 #pragma once
 
 #include <cstddef>
@@ -14,41 +14,44 @@
 
 namespace tfdist {
 
-// Returns whether NCCL computes a reduction as the host does, except for the order of the ranks and
-// the rounding. The minimum and maximum of floating types differ, because NCCL would drop a NaN. A
-// mean of integers is not supported.
+// Returns whether NCCL can compute a reduction with the result that the host would compute. The
+// order of the ranks and the rounding may differ. NCCL cannot be used for the minimum and the
+// maximum of floating types, because it drops NaNs. A mean of integers is not supported at all.
 bool NcclSupports(DType type, ReduceOp op);
 
-// Only one thread at a time may submit work. Other threads may call `Poll` and `Abort` meanwhile.
+// Only one thread at a time may call the functions that submit work. Meanwhile, other threads may
+// call `Poll` and `Abort`.
 class NcclGroup {
  public:
   struct Setup {
-    const Gpu* gpu;     // used only by this rank
-    nccl::UniqueId id;  // the same on all ranks
+    const Gpu* gpu;     // the GPU of this rank
+    nccl::UniqueId id;  // the result of `NewId`, which is the same on all ranks
     int rank;
     int size;
-    // The time limit for all ranks to join, and for each call to finish.
+    // The time limit for all ranks to join, and the time limit for each call to finish.
     double timeout_seconds = 600;
     // The time limit for pending work when the group is destroyed.
     double closing_seconds = 10;
-    // May end the waits for ranks and for calls early. The group is then aborted.
+    // A `Guard` that is checked while this rank waits for other ranks and for calls. If it ends a
+    // wait by throwing an Error, the group is aborted. May be null.
     Guard* guard = nullptr;
   };
-  // Returns the identifier of a new group. One rank calls this function, and all ranks use the
-  // result for one group.
+  // Returns the identifier of a new group. Only one rank calls this function, and sends the
+  // identifier to all other ranks. An identifier can be used for only one group.
   static nccl::UniqueId NewId();
 
-  // Joins the group. Throws Error(kUnavailable) if not all ranks join in time.
+  // Joins the group. Throws Error(kUnavailable) if not all ranks join within the time limit.
   explicit NcclGroup(const Setup& setup);
-  // Waits for pending work, but not longer than the time limit.
+  // Waits for pending work. If the work has not finished within `closing_seconds`, aborts it.
   ~NcclGroup();
   NcclGroup(const NcclGroup&) = delete;
   NcclGroup& operator=(const NcclGroup&) = delete;
 
-  // `count` is a number of elements. For an all-reduce, it is the size of the whole data; for a
-  // reduce-scatter and an all-gather, it is the size of one rank's part. `in` and `out` may be
-  // equal. In a reduce-scatter or an all-gather, the smaller memory may also be this rank's part of
-  // the larger memory.
+  // `count` is a number of elements. In a reduce-scatter and in an all-gather, it is the size of
+  // one rank's part. In all other operations, it is the size of the whole data. `in` and `out` may
+  // be the same address. In a reduce-scatter and in an all-gather, one buffer has the size of the
+  // whole data, and the other buffer has the size of one part. The smaller buffer may then lie
+  // within the larger buffer, at the position of this rank's part.
   void AllReduce(cuda::Address in, cuda::Address out, size_t count, DType type, ReduceOp op,
                  cuda::Stream* stream);
   void ReduceScatter(cuda::Address in, cuda::Address out, size_t count, DType type, ReduceOp op,
@@ -60,24 +63,26 @@ class NcclGroup {
   void Send(cuda::Address in, size_t count, DType type, int to, cuda::Stream* stream);
   void Recv(cuda::Address out, size_t count, DType type, int from, cuda::Stream* stream);
 
-  // Allocates GPU memory. NCCL can read and write this memory without copies after all ranks
-  // together have registered it. Returns 0 if NCCL cannot allocate it. The memory must be freed
-  // before the group ends.
+  // `Allocate` allocates GPU memory, and returns 0 if NCCL cannot allocate it. NCCL can read and
+  // write this memory without additional copies when all ranks have called `Register` together.
+  // `Free` must be called before the group is destroyed.
   cuda::Address Allocate(size_t bytes);
   void Register(cuda::Address memory, size_t bytes);
   void Free(cuda::Address memory) noexcept;
 
-  // Launches all calls in `body` together. This is required for messages to and from several ranks,
-  // and for calls for several ranks of one process. If `body` throws an exception, the groups are
-  // aborted, because other ranks may wait for the missing calls.
+  // Calls `body`, and launches all NCCL calls that `body` makes together. This is required if a
+  // rank exchanges messages with several ranks, and if one thread makes calls for several ranks of
+  // its process. Otherwise, the first call could wait for a later call. If `body` throws an
+  // exception, all groups are aborted, because the other ranks may wait for the calls that are
+  // missing.
   static void Grouped(const std::vector<NcclGroup*>& groups, const std::function<void()>& body);
   void Grouped(const std::function<void()>& body) { Grouped({this}, body); }
 
   // Throws Error if NCCL has reported a failure, or if the group has been aborted.
   void Poll();
-  // Ends pending work on this rank, and eventually on the other ranks. All later calls throw
-  // Error(kUnavailable). If another thread is in a call of NCCL, first waits until this call
-  // returns.
+  // Ends the pending work on this rank, and eventually on the other ranks. All later calls throw
+  // Error(kUnavailable). If another thread is executing an NCCL call, `Abort` first waits until
+  // this call returns.
   void Abort() noexcept;
 
  private:
@@ -89,12 +94,14 @@ class NcclGroup {
 
   const Setup setup_;
   const nccl::Library& nccl_;
-  // Locked from the beginning to the end of a group of calls.
+  // Locked during each NCCL call, or from the beginning to the end of a group of calls.
   std::recursive_mutex mutex_;
   nccl::Comm* comm_ = nullptr;  // null after an abort
   bool grouping_ = false;
-  nccl::Window* window_ = nullptr;  // registration of the allocated memory
-  void* handle_ = nullptr;          // the same, in older versions of NCCL
+  // The registration of the allocated memory: a window, or a handle in versions of NCCL without
+  // windows.
+  nccl::Window* window_ = nullptr;
+  void* handle_ = nullptr;
 };
 
 }  // namespace tfdist

@@ -15,14 +15,17 @@ namespace tfdist {
 namespace {
 
 constexpr size_t kFloat = sizeof(float);
-// The maximum number of values in a launch. A larger number needs more memory; a smaller number
-// needs more launches.
+// The maximum number of values that one launch of a kernel encodes, sums or decodes. A larger
+// number would need more scratch memory, and a smaller number would need more launches.
 constexpr size_t kMaxValues = size_t{256} << 10;
-// The size of the lists of all pending operations. It is enough for 16,384 tensors.
+// The size in bytes of the memory for the lists of all pending operations. It is enough for lists
+// with 16,384 tensors.
 constexpr size_t kListBytes = size_t{256} << 10;
 
-// Returns the ranks that encode the same share as this rank. If this rank has no share, returns the
-// ranks at place 0 of each group, because then only the sizes are used.
+// Returns the members with which this rank exchanges encoded values: the ranks, one from each
+// group, that have the same share as this rank. If this rank has no share, it exchanges nothing.
+// The function then returns the first rank of each group, because only the sizes of their parts are
+// needed.
 Members MembersFor(const Topology& groups, const ExactShares& exact) {
   const size_t place = exact.HasShare() ? static_cast<size_t>(groups.my_place()) : 0;
   Members members;
@@ -33,7 +36,7 @@ Members MembersFor(const Topology& groups, const ExactShares& exact) {
 
 }  // namespace
 
-// The resources of a GPU that all operations use.
+// The resources on one GPU that all operations share.
 struct NcclCoded::Lane {
   explicit Lane(const DeviceRank& of)
       : rank(of), codec(*of.gpu, *of.kernels, of.stream), zero(*of.gpu, sizeof(uint64_t)) {}
@@ -42,13 +45,15 @@ struct NcclCoded::Lane {
   TransferCodec codec;
   const DeviceMemory zero;
   Growing<DeviceMemory> memory;
-  cuda::Address begin = 0;  // address of the memory
+  cuda::Address begin = 0;  // the address of the memory that `memory` has returned
 };
 
-// The share of one GPU in an operation.
+// The part of one GPU in an operation: the GPU sums a share of the values exactly within its group,
+// and takes part in the compressed all-reduce of this share between the groups.
 class NcclCoded::Share {
  public:
-  // Args: groups: a topology in which each "host" is a group of ranks with an exact sum.
+  // Args: groups: a topology in which the ranks of each group form a "host"; part: the operation's
+  // part for this GPU.
   Share(const Topology& groups, const Operation& part)
       : exact_(groups, part),
         sums_first_(groups.hosts.size() < static_cast<size_t>(groups.size)),
@@ -65,10 +70,11 @@ class NcclCoded::Share {
   }
 
   bool SumsFirst() const { return sums_first_; }
-  // `Bytes` and `ListBytes` are the same on all ranks. The memory contains the exact sums, the
-  // encoded values that this rank receives from each member, and the encoded values that it sends
-  // to each member. The encoded sums of a member later replace the encoded values that were sent to
-  // this member.
+  // `Bytes` returns the size of the device memory that this operation needs, and `ListBytes`
+  // returns the size of its lists. Both are the same on all ranks. The memory contains the exact
+  // sums, the encoded values that this rank receives from each member, and the encoded values that
+  // it sends to each member. When the encoded values have been sent to a member, the encoded sums
+  // from this member are received into the same memory.
   size_t Bytes() const {
     return (sums_first_ ? exact_.Bytes() : 0) + 2 * static_cast<size_t>(size_) * slot_;
   }
@@ -127,7 +133,8 @@ class NcclCoded::Share {
     if (!exact_.HasShare()) return;
     for (int step = 1; step < size_; ++step) use((me() + step) % size_);
   }
-  // Calls `use(begin, count)` for each batch of member j's part. A batch consists of whole chunks.
+  // Calls `use(begin, count)` for each batch of member j's part. A batch consists of whole chunks,
+  // unless it ends at the end of the part.
   template <typename Use>
   void ForBatches(int j, Use use) const {
     if (!exact_.HasShare()) return;
@@ -208,7 +215,8 @@ bool NcclCoded::MakeRoom(Fabric& fabric, const Operation& operation, const Parts
     agreed_ = bytes;
     return true;
   }
-  // If the allocation has failed on a rank, this rank has also lost its earlier memory.
+  // At least one rank does not have enough memory. A failed allocation also loses the earlier
+  // memory of this rank, so all ranks free their memory, in order to remain in the same state.
   lanes_.clear();
   agreed_ = 0;
   refused_ = bytes;
@@ -277,8 +285,9 @@ NcclRanks::NcclRanks(Fabric& fabric, const Operation& operation,
   if (setup.fuses) MakeFusion(fabric, operation, setup);
 }
 
-// Creates the fusion buffers either on all ranks or on none. If a rank has no kernels or not enough
-// memory, no rank has a fusion buffer, and each tensor is reduced separately.
+// Creates the fusion buffers. They exist either on all ranks or on none. If a GPU of any rank has
+// no kernels or not enough memory, no rank has a fusion buffer, and each tensor is reduced
+// separately.
 void NcclRanks::MakeFusion(Fabric& fabric, const Operation& operation, const Setup& setup) {
   bool from_nccl = true;
   std::string lack;
@@ -311,7 +320,8 @@ void NcclRanks::Launch(const Fingerprint& asked, const Parts& parts) {
   });
 }
 
-// Reduces small tensors in lists. All ranks divide their buckets in the same way.
+// Reduces the small tensors in lists, and the large tensors separately. All ranks divide their
+// tensors in the same way.
 void NcclRanks::LaunchFused(const Fingerprint& asked, const Parts& parts) {
   std::vector<Fused> fused;
   for (const Operation* part : parts) fused.push_back(Fuse(TensorsOf(*part), buffer_bytes_));
@@ -377,7 +387,8 @@ void NcclRanks::Call(const Fingerprint& asked, const Operation& part, DeviceRank
   }
 }
 
-// NCCL has no all-gather for different numbers of rows, so broadcasts are used instead.
+// Gathers rows from all ranks. The all-gather of NCCL requires that all ranks send the same number
+// of rows. If the numbers differ, each rank broadcasts its rows instead.
 void NcclRanks::Gather(const Operation& part, DeviceRank& rank) const {
   NcclGroup& nccl = *rank.nccl;
   cuda::Stream* const stream = rank.stream.get();

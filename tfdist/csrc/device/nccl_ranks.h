@@ -1,4 +1,4 @@
-// Runs collectives through NCCL, including compressed ones.
+// Runs collectives through NCCL. The all-reduces may be compressed.
 #pragma once
 
 #include <cstddef>
@@ -17,8 +17,8 @@
 
 namespace tfdist {
 
-// Runs compressed all-reduces among GPUs through NCCL. Encoded values are sent from the memory of
-// one GPU to the memory of another GPU.
+// Runs compressed all-reduces among GPUs through NCCL. NCCL sends the encoded values from the
+// memory of one GPU to the memory of another GPU.
 class NcclCoded {
  public:
   using Ranks = std::vector<std::unique_ptr<DeviceRank>>;
@@ -29,15 +29,16 @@ class NcclCoded {
 
   // Returns whether this class can run a compressed operation. The result is the same on all ranks.
   bool Takes(const Parts& parts) const;
-  // Returns whether earlier launches must end before there is memory for an operation.
+  // Returns whether an operation needs memory that earlier launches may still use. If so, these
+  // launches must end before `MakeRoom` is called.
   bool IsFull(const Parts& parts) const;
-  // Allocates the memory for an operation, after earlier launches have ended. Returns whether all
-  // ranks have enough memory.
+  // Provides the memory for an operation. Allocates it if necessary. Returns whether all ranks have
+  // enough memory; the result is the same on all ranks.
   // Args: lack: receives the reason if this rank does not have enough memory.
   bool MakeRoom(Fabric& fabric, const Operation& operation, const Parts& parts, std::string* lack);
 
-  // Queues an operation in the GPUs' streams, and returns immediately. `MakeRoom` must have
-  // returned true for this operation.
+  // Queues an operation in the streams of this process's GPUs, and returns immediately. `MakeRoom`
+  // must have returned true for this operation.
   void Launch(const Parts& parts);
 
  private:
@@ -48,39 +49,42 @@ class NcclCoded {
   const Topology& Groups(size_t gpu, const Operation& part) const;
 
   const Ranks& ranks_;
-  // For each GPU of this process, the topology of all ranks: in `hosts_`, the ranks are grouped by
-  // host; in `processes_`, they are grouped by process.
+  // Two topologies of all ranks, for each GPU of this process. In `hosts_`, the ranks are grouped
+  // by host. In `processes_`, the ranks are grouped by process: the ranks of each process form a
+  // "host".
   std::vector<Topology> hosts_, processes_;
-  // One for each GPU. Empty until memory has been allocated.
+  // The resources on each GPU. This list is empty until memory has been allocated.
   std::vector<std::unique_ptr<Lane>> lanes_;
-  // All ranks have memory for `agreed_` encoded bytes, and some rank does not have memory for
-  // `refused_` encoded bytes.
+  // All ranks have memory for operations that need at most `agreed_` bytes. At least one rank did
+  // not have enough memory for an operation that needed `refused_` bytes.
   size_t agreed_ = 0;
   size_t refused_ = SIZE_MAX;
 };
 
-// The GPUs of this process as ranks of an NCCL communicator. One thread launches the work of all of
-// them.
+// The GPUs of this process, as ranks of an NCCL communicator. A single thread launches the work of
+// all these GPUs.
 class NcclRanks {
  public:
   struct Setup {
     nccl::UniqueId id;
     size_t first;         // the first rank of this process
-    int size;             // number of ranks of all processes
-    size_t buffer_bytes;  // size of the buffer for small tensors; the same on all ranks
+    int size;             // the number of ranks of all processes
+    size_t buffer_bytes;  // the size of the fusion buffer, which is the same on all ranks
     double timeout_seconds;
-    bool fuses;                                    // whether all-reduces will follow
-    std::function<void(const std::string&)> warn;  // may be empty
+    // Whether to create fusion buffers. A communicator that only sends messages does not need them.
+    bool fuses;
+    std::function<void(const std::string&)> warn;  // receives warnings; may be empty
   };
 
-  // Joins the ranks of the other processes. All processes call this function within the same
-  // operation.
-  // Args: ranks: the GPUs of this process; the function sets their `nccl` and `fusion`; guard: may
-  // end waits.
+  // Joins the NCCL communicator, and waits until the other ranks have joined. All processes create
+  // this object during the same operation, because they communicate while they create it.
+  // Args: ranks: the GPUs of this process; the constructor sets their members `nccl` and `fusion`;
+  // guard: a `Guard` that is checked during every wait, and can end the wait by throwing an Error.
   NcclRanks(Fabric& fabric, const Operation& operation,
             std::vector<std::unique_ptr<DeviceRank>>& ranks, const Setup& setup, Guard& guard);
 
-  // Queues a collective or a message in the GPUs' streams, and returns immediately.
+  // Queues a collective or a message in the streams of this process's GPUs, and returns
+  // immediately.
   void Launch(const Fingerprint& asked, const Parts& parts);
 
  private:

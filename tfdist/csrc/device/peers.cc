@@ -16,7 +16,7 @@
 namespace tfdist {
 namespace {
 
-// Gathers `bytes` bytes from each rank, in the order of the ranks.
+// Gathers `bytes` bytes from each process, in the order of the processes.
 std::vector<char> Gather(Fabric& fabric, const Operation& operation, const void* own,
                          size_t bytes) {
   const auto size = static_cast<size_t>(fabric.topology.size);
@@ -31,13 +31,14 @@ std::vector<char> Gather(Fabric& fabric, const Operation& operation, const void*
   return all;
 }
 
-// Returns the test value that one rank writes to the memory of another rank. It is written to the
-// word that is reserved for the writer.
+// Returns the test value that the rank `writer` writes to the memory of the rank `owner`. The value
+// is different for each pair of ranks. In the memory of the owner, each writer has a word of its
+// own.
 uint64_t Probe(size_t writer, size_t owner) {
   return uint64_t{0x7fd157} + writer * device::kMaxRanks + owner;
 }
 
-// Copies single words to and from the memory of a GPU.
+// Copies single words from the host to the memory of a GPU, and back.
 class Word {
  public:
   explicit Word(const Gpu& gpu) : stream_(gpu), host_(gpu, sizeof(uint64_t)) {}
@@ -198,8 +199,9 @@ bool Peers::Read() const {
 
 namespace {
 
-// Returns whether each rank has a GPU of its own. If ranks share a GPU, a kernel may be queued
-// behind another kernel that waits for it.
+// Returns whether each rank has a GPU of its own, or a test allows ranks to share a GPU. If ranks
+// share a GPU, the GPU may run their kernels one after another. A kernel that waits could then
+// block the very kernel for which it waits.
 bool HaveOwnGpus(const DeviceGroup& group) {
   std::set<std::string> gpus;
   for (const PeerInfo& rank : group.ranks) {
@@ -208,10 +210,10 @@ bool HaveOwnGpus(const DeviceGroup& group) {
   return group.may_share_gpu || gpus.size() == group.ranks.size();
 }
 
-// Returns why streams cannot wait instead of kernels if ranks share a GPU, or "" if they can. If
-// two ranks of one process share a GPU, their streams may also be queued behind each other. If
-// ranks of different processes share a GPU, they take turns. This is slow, but they do not block
-// each other.
+// Returns why ranks that share a GPU cannot let their streams wait for other ranks, or "" if they
+// can. Ranks of different processes can do this, because the GPU switches between their streams.
+// This is slow, so they do it only if the settings request "p2p". Ranks of the same process cannot
+// do this, because the work of one stream may be queued behind a wait of the other stream.
 std::string WhyNoStreams(const DeviceGroup& group) {
   if (std::strcmp(group.ranks[0].transport, "p2p") != 0) return "two ranks have the same GPU";
   for (size_t rank = 0; rank < group.ranks.size(); ++rank) {
@@ -253,7 +255,8 @@ std::string WhyNoNccl(const DeviceGroup& group) {
       group.may_share_gpu || std::all_of(group.ranks.begin(), group.ranks.end(),
                                          [](const PeerInfo& rank) { return rank.nccl_shares; });
   if (!may_share && !HaveOwnGpus(group)) return "two ranks have the same GPU";
-  // Without `may_share`, NCCL refuses ranks on different partitions of the same GPU.
+  // Unless ranks may share a GPU, NCCL does not accept ranks on different partitions of the same
+  // GPU either.
   std::set<std::pair<int, std::string>> places;
   for (size_t rank = 0; rank < group.ranks.size(); ++rank) {
     if (!places.emplace(group.topology.host_of[rank], group.ranks[rank].place).second &&

@@ -1,4 +1,4 @@
-// Opens the memory of other GPUs, and reports the reasons why kernels or NCCL cannot be used.
+// Opens the memory of other GPUs, and finds out why kernels or NCCL cannot be used.
 #pragma once
 
 #include <cstddef>
@@ -15,72 +15,81 @@
 
 namespace tfdist {
 
-// The information about one GPU of a communicator, which the ranks exchange to connect their GPUs.
-// It is copied as bytes between processes of the same program.
+// The information about one GPU of a communicator. The ranks exchange this information in order to
+// connect their GPUs. It is sent as the bytes of this struct, because all processes run the same
+// version of the core.
 struct PeerInfo {
   cuda::Uuid gpu;
-  char place[32];           // location of the GPU in its host
-  cuda::Uuid process;       // name of the process; unique among all processes
-  cuda::Uuid communicator;  // name that the process proposes for the communicator
-  int32_t number;           // index among the GPUs visible to its process
+  char place[32];           // the PCI bus ID of the GPU
+  cuda::Uuid process;       // the name of the process, which is unique among all processes
+  cuda::Uuid communicator;  // a new unique name; the communicator gets the name that rank 0 sends
+  int32_t number;           // the index of the GPU among the GPUs visible to its process
   char model[64];
-  char lack[384];           // why the GPU has no kernels; "" if it has kernels
-  cuda::IpcHandle staging;  // only set if the GPU has kernels
+  char lack[384];  // the reason why the GPU cannot use kernels; "" if it can
+  // The staging buffers and the words of the GPU, as handles and as addresses. They are set only if
+  // the GPU can use kernels.
+  cuda::IpcHandle staging;
   cuda::IpcHandle words;
   cuda::Address staging_address;
   cuda::Address words_address;
   uint64_t buffer_bytes;
-  int32_t nccl;  // version of NCCL; 0 if there is none
+  int32_t nccl;  // the version of NCCL; 0 if NCCL is not used
   uint8_t has_stream_waits;
-  uint8_t nccl_shares;  // whether NCCL can share a GPU and is configured to share it
+  uint8_t nccl_shares;  // whether several ranks may share a GPU in NCCL
   char transport[8];    // the requested transport
 };
 
-// Exchanges the information about all GPUs, and returns it in the order of the processes. All
-// processes call this function and the following functions within the same operation. Throws
-// Error(kMismatch) if the processes have different numbers of GPUs.
+// Sends the information about the GPUs of this process to all processes. Returns the information
+// about all GPUs, in the order of the processes. All processes must call this function, and the
+// following functions, during the same operation. Throws Error(kMismatch) if the processes have
+// different numbers of GPUs.
 std::vector<PeerInfo> ExchangePeerInfo(Fabric& fabric, const Operation& operation,
                                        const std::vector<PeerInfo>& own);
 
-// Exchanges one number for each GPU, and returns all numbers in the same order.
+// Sends the numbers in `own`, one for each GPU of this process, to all processes. Returns the
+// numbers of all GPUs, in the order of the ranks.
 std::vector<size_t> TellAll(Fabric& fabric, const Operation& operation,
                             const std::vector<size_t>& own);
 
-// Returns, for each number, the maximum over all processes.
+// Returns, for each number in `own`, its maximum over all processes.
 std::vector<double> LargestOfAll(Fabric& fabric, const Operation& operation,
                                  const std::vector<double>& own);
 
-// Returns whether `here` is true on all processes.
+// Returns whether all processes have called this function with `here` set to true.
 bool AllAgree(Fabric& fabric, const Operation& operation, bool here);
 
-// Each process passes its obstacle, or "" if it has none. Returns the obstacle of the first process
-// that has one, together with the name of this process, or "" if no process has an obstacle.
+// Collects reasons why something cannot be done. Each process passes its reason in `own`, or "" if
+// it has none. Returns the reason of the first process that has one, preceded by the name of this
+// process. Returns "" if no process has a reason.
 std::string FirstLack(Fabric& fabric, const Operation& operation, const std::string& own);
 
-// Returns the value of the first process.
+// Returns the identifier that the first process has passed in `own`.
 nccl::UniqueId IdOfRankZero(Fabric& fabric, const Operation& operation, const nccl::UniqueId& own);
 
 bool AreSame(const cuda::Uuid& a, const cuda::Uuid& b);
 
-// Returns a new name that is unique.
+// Returns a new name, which is unique among all names of all processes.
 cuda::Uuid NewName();
 
-// Returns the unique name of this process. It is the same for all ranks of the process.
+// Returns the name of this process, which is unique among all processes. All GPUs of this process
+// have the same process name.
 cuda::Uuid ThisProcess();
 
 // Gives the kernels of one GPU access to the memory of the other GPUs.
 class Peers {
  public:
-  // Opens the memory of the other ranks. Throws Error if the driver refuses.
-  // Args: gpu: the GPU of this rank; ranks: the information about all ranks, with the handles of
-  // their memory; rank: this rank's number.
+  // Opens the memory of the other ranks. Throws Error if the driver does not allow it.
+  // Args: gpu: the GPU of this rank; ranks: the information about all ranks, which contains the
+  // handles of their memory; rank: the index of this rank in `ranks`.
   Peers(const Gpu& gpu, const std::vector<PeerInfo>& ranks, size_t rank);
 
   const std::vector<KernelAllReduce::Shared>& shared() const { return shared_; }
 
-  // These functions check whether the GPU can access the memory of the other GPUs, since drivers
-  // have bugs. `Write` writes to the staging buffers of all GPUs. After all GPUs have written,
-  // `Read` reads these values back. Both functions return whether the check has passed.
+  // These functions test the access to the memory of the other GPUs. The test is necessary because
+  // some drivers have bugs: they open the memory of another GPU without an error, but the GPU then
+  // reads wrong data from it. `Write` writes test values to the staging buffers of all GPUs. When
+  // all ranks have called `Write`, `Read` reads the test values and compares them. Both functions
+  // return false if the test has failed.
   bool Write() const;
   bool Read() const;
 
@@ -96,33 +105,38 @@ class Peers {
   const size_t rank_;
 };
 
-// All GPUs of a communicator. The functions below return the same results on all ranks.
+// All GPUs of a communicator. The functions below return the same results on all ranks, because all
+// ranks have exchanged this information.
 struct DeviceGroup {
-  Topology topology;            // each GPU is a rank; `rank` is the first rank of this process
-  std::vector<PeerInfo> ranks;  // one for each GPU
+  // The topology in which each GPU is a rank. Its member `rank` is the first rank of this process.
+  Topology topology;
+  std::vector<PeerInfo> ranks;  // the information about each GPU
   bool tls = false;
   bool may_share_gpu = false;
-  bool streams_wait = false;  // even if no ranks share a GPU
+  bool streams_wait = false;  // whether streams wait even if each rank has a GPU of its own
 };
 
-// Returns whether streams wait for the other ranks, instead of kernels.
+// Returns whether streams, instead of kernels, wait for other ranks.
 bool StreamsWait(const DeviceGroup& group);
 
-// Returns why kernels cannot access the memory of other GPUs, as far as all ranks know the reason.
-// Returns "" if they can.
+// Returns why kernels cannot access the memory of other GPUs, or "" if no reason is known. This
+// function only knows the reasons that follow from the exchanged information. It does not try to
+// open the memory.
 std::string WhyNoKernels(const DeviceGroup& group);
 
 // Returns why NCCL cannot be used, or "" if it can.
 std::string WhyNoNccl(const DeviceGroup& group);
 
-// If there are GPUs of different models, returns the names of two of them, since their step times
-// differ. Otherwise, returns "".
+// Returns the names of two different models of GPUs, or "" if all GPUs are of the same model.
+// Different models matter because they need different times for the same step, so the faster GPUs
+// wait for the slower ones.
 std::string HowGpusDiffer(const DeviceGroup& group);
 
-// Returns the size of the smallest staging buffer. All ranks use this size to divide their buckets.
+// Returns the size of the smallest staging buffer of all ranks. All ranks divide their buckets by
+// this size, so that they divide them in the same way.
 size_t MinBufferBytes(const DeviceGroup& group);
 
-// Throws Error(kMismatch) if the settings of the ranks request different transports.
+// Throws Error(kMismatch) if the settings of the ranks do not all request the same transport.
 void CheckTransports(const DeviceGroup& group);
 
 }  // namespace tfdist

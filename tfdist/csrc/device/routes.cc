@@ -11,8 +11,10 @@ namespace {
 
 constexpr size_t kMaxOneShotBytes = size_t{256} << 10;
 
-// Returns the topology in which each GPU is a rank, with the names and hosts of the GPUs.
-// Args: gpus: the number of GPUs of each process.
+// Returns the topology in which each GPU is a rank. Its names and hosts are derived from the names
+// and the hosts of the processes.
+// Args: processes: the topology in which each process is a rank; gpus: the number of GPUs of each
+// process.
 Topology TopologyOf(const Topology& processes, size_t gpus) {
   std::vector<std::string> names;
   std::vector<int> hosts;
@@ -132,14 +134,16 @@ void Routes::OpenStreamBarriers(Fabric& fabric, DeviceRank& rank, size_t number)
       static_cast<uint32_t>(group_.ranks.size()));
 }
 
-// Warns, once, that all-reduces do not use the fastest transport, and explains why.
+// Warns that the GPUs do not access each other's memory, which is the fastest transport, and
+// explains why. Only the first process warns.
 void Routes::Announce() const {
   if (first() != 0 || !setup_.warn || !setup_.is_free()) return;
   setup_.warn("The GPUs do not access each other's memory, since " + lack_ +
               ". All-reduces go through " + (MayUseNccl() ? "NCCL." : "the host's memory."));
 }
 
-// Warns if there are several hosts and NCCL is not used, because only NCCL is fast between hosts.
+// Warns if there are several hosts and NCCL is not used, because the other transports are slow
+// between hosts. Only the first process warns.
 void Routes::AnnounceNoNccl() const {
   const bool wanted = group_.topology.hosts.size() > 1 && setup_.is_free();
   if (!wanted || first() != 0 || !setup_.warn || MayUseNccl()) return;
@@ -147,7 +151,7 @@ void Routes::AnnounceNoNccl() const {
               ". All-reduces of GPU memory go through the host's memory.");
 }
 
-// Warns, once in each process, if the GPUs are of different models.
+// Warns if the GPUs are of different models. Only the first process warns, and only once.
 void Routes::AnnounceUnlikeGpus() const {
   static std::atomic<bool> announced{false};
   const std::string differ = HowGpusDiffer(group_);

@@ -1,5 +1,5 @@
-// Chooses among the transports that are available between a communicator's GPUs. All ranks exchange
-// information about their GPUs, so that they make the same choice.
+// Chooses among the transports that are available between the GPUs of a communicator. The ranks
+// exchange information about their GPUs, so that all ranks make the same choice.
 #pragma once
 
 #include <cstddef>
@@ -20,34 +20,37 @@ class Routes {
   enum class Transport { kHost, kP2p, kNccl };
   using Ranks = std::vector<std::unique_ptr<DeviceRank>>;
 
-  // Args: ranks: the GPUs of this process. `Open` sets their `peers` and `own`.
+  // Args: ranks: the GPUs of this process. `Open` sets their members `peers`, `stream_barriers` and
+  // `own`.
   Routes(const DeviceSetup& setup, Ranks& ranks) : setup_(setup), ranks_(ranks) {}
 
-  // Exchanges the information about all ranks, unless this has already been done. All processes
-  // call this function within the same operation. Throws Error if a requested transport is
-  // unavailable.
+  // Exchanges information about the GPUs among all ranks, and connects the GPUs. Does nothing if
+  // this has already been done. All processes must call this function during the same operation.
+  // Throws Error if the settings request NCCL, but NCCL is unavailable.
   void Open(Fabric& fabric, const Operation& operation);
 
-  // The following functions require that `Open` has been called.
-  const Topology& topology() const { return group_.topology; }  // each GPU is a rank
-  size_t first() const {
-    return static_cast<size_t>(group_.topology.rank);
-  }  // this process's first rank
+  // The following functions may be called only after `Open`.
+  //
+  // Returns the topology in which each GPU is a rank.
+  const Topology& topology() const { return group_.topology; }
+  // Returns the first rank of this process.
+  size_t first() const { return static_cast<size_t>(group_.topology.rank); }
   const nccl::UniqueId& id() const { return id_; }
-  // Returns a name that is unique among all communicators of all processes.
+  // Returns the name of this communicator, which is unique among all communicators of all
+  // processes.
   const cuda::Uuid& name() const { return group_.ranks[0].communicator; }
-  // Returns the size of the smallest staging buffer of all ranks. All ranks use this size to divide
-  // their buckets.
+  // Returns the size of the smallest staging buffer of all ranks. All ranks divide their buckets by
+  // this size, so that they divide them in the same way.
   size_t min_buffer_bytes() const { return MinBufferBytes(group_); }
-  // Returns whether both kernels and NCCL are available, and a measurement must decide between
-  // them.
+  // Returns whether a measurement must decide between kernels and NCCL. This is the case if both
+  // are available and the settings request no transport.
   bool HaveChoice() const;
   void PreferKernelsUpTo(size_t bytes) { max_kernel_bytes_ = bytes; }
   // Returns the transport for an operation. Throws Error if the settings request kernels, but
   // kernels are unavailable.
   Transport Choose(const Fingerprint& asked, const Parts& parts) const;
-  // Returns the transport for a compressed operation: NCCL or the host. Kernels do not support
-  // compressed operations.
+  // Returns the transport for a compressed operation, which is NCCL or the host. The all-reduce
+  // kernels do not support compression.
   Transport ChooseForCompressed() const;
 
  private:
@@ -61,12 +64,12 @@ class Routes {
 
   const DeviceSetup& setup_;
   Ranks& ranks_;
-  DeviceGroup group_;    // has no ranks before the first operation
+  DeviceGroup group_;    // its list of ranks is empty until `Open` is called
   std::string no_nccl_;  // why NCCL cannot be used; "" if it can
-  std::string lack_;     // why kernels are not used; "" if they are used
+  std::string lack_;     // why kernels cannot access other GPUs; "" if they can
   nccl::UniqueId id_{};
-  // Up to this size in bytes, kernels are preferred to NCCL. The default is a published value for
-  // GPUs that are connected by NVLink.
+  // The size in bytes up to which kernels are used instead of NCCL if both are available. The
+  // default is a published value for GPUs that are connected by NVLink.
   size_t max_kernel_bytes_ = size_t{256} << 10;
 };
 

@@ -9,7 +9,9 @@
 namespace tfdist {
 namespace {
 
-constexpr int kSpins = 200;  // each takes some µs
+// The number of polls after which a wait begins to sleep between two polls. Until then, it only
+// yields the CPU between them. A poll takes a few µs.
+constexpr int kSpins = 200;
 constexpr int kLooksForOneCheck = 20;
 constexpr auto kPause = std::chrono::microseconds(50);
 constexpr auto kSoon = std::chrono::seconds(5);
@@ -46,16 +48,17 @@ bool SettleSoon(cuda::Stream* stream, DeviceEvent& event) noexcept {
     }
     return true;
   } catch (const Error&) {
-    return false;  // a GPU that has failed runs nothing any more
+    return false;  // the GPU has failed, so the stream has no more work to finish
   }
 }
 
 namespace {
 
-// The number of words of one rank: for each barrier, one word for each other rank.
+// The number of words of one rank. For each barrier, a rank has one word for each other rank.
 constexpr size_t kWords = device::kBarrierWords;
 static_assert(kWords == StreamBarriers::kMax * device::kMaxRanks);
-// In the driver's comparison, this is larger than the number of any barrier.
+// The value that ends all waits for a word: the driver compares words as signed numbers of 64 bits,
+// and this is the largest one.
 constexpr uint64_t kEndless = std::numeric_limits<int64_t>::max();
 
 }  // namespace
@@ -91,13 +94,13 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// The approximate time limit of the measurement. For sizes that have not been measured by then, the
-// second transport counts as faster.
+// The approximate time limit of the measurement, in seconds. If it is reached, the larger sizes are
+// not measured, and the second transport is used for them.
 constexpr double kMaxSeconds = 1.0;
-// If a transport is slower by this factor, the measurement assumes that it will not be faster for
-// larger sizes.
+// If the first transport takes longer than the second one by this factor, the larger sizes are not
+// measured, because the first transport is unlikely to be faster for them.
 constexpr double kLost = 2.0;
-constexpr size_t kStep = 4;  // ratio of a size to the previous size
+constexpr size_t kStep = 4;  // the ratio of each measured size to the previous one
 
 }  // namespace
 
@@ -118,7 +121,8 @@ size_t WhereFirstIsFaster(
     const double own_first = seconds(true, bytes), own_second = seconds(false, bytes);
     const double spent = std::chrono::duration<double>(Clock::now() - begin).count();
     const std::vector<double> all = slowest({own_first, own_second, spent});
-    // This is the geometric mean of this size and the next size.
+    // The first transport is faster for this size. Assume that it is also faster up to the
+    // geometric mean of this size and the next size.
     if (all[0] < all[1]) most = bytes * kStep / 2;
     if (all[0] > kLost * all[1] || all[2] > kMaxSeconds) break;
   }

@@ -12,38 +12,46 @@
 
 namespace tfdist {
 
-// Waits on the host until `has_passed` or `ends` returns true.
+// Blocks the calling thread until `has_passed` or `ends` returns true.
 void AwaitPassed(const std::function<bool()>& has_passed, const std::function<bool()>& ends);
 
-// Waits on the host until an event has passed. The guard may end this wait with an Error. If
-// `check` is given, it is called periodically, and may also end the wait with an Error.
+// Blocks the calling thread until an event has passed. Periodically calls `guard.Check` and, if it
+// is given, `check`. Both may end the wait by throwing an Error.
 void Await(const DeviceEvent& event, Guard& guard, const std::function<void()>& check = {});
 
-// Waits briefly until the queued work of a stream has finished, and returns whether it has
-// finished. This is for cleanup after a failure, when another error cannot be handled.
+// Waits until the stream has finished its queued work, but only for a short time. Returns whether
+// the work has finished. This function is for the cleanup after a failure, where a second error
+// could not be handled, so it does not throw.
+// Args: event: an event that this function records in the stream.
 bool SettleSoon(cuda::Stream* stream, DeviceEvent& event) noexcept;
 
-// Synchronizes ranks by streams that wait, so that no kernel occupies a GPU while it waits. This is
-// for ranks that share a GPU: there, a kernel that waits may prevent the kernel for which it waits
-// from running.
+// Makes streams wait for other ranks, so that no kernel occupies a GPU while it waits. This is for
+// ranks that share a GPU. If kernels waited there, a waiting kernel could block the very kernel for
+// which it waits.
 //
-// The streams wait for words in memory that the processes of a host share. The host can therefore
-// end a wait immediately, regardless of the GPU's queues. Each barrier has its own words until it
-// is over on all ranks, so a late write of another rank cannot undo the end of a wait.
+// The streams wait for words in host memory that the processes of a host share. The host can write
+// to these words, and thereby end a wait immediately, even if the GPU is busy.
+//
+// Until all ranks have passed a barrier, no other barrier uses the same words. Otherwise, a wait
+// might never end: the host writes to a word to end the wait, but another rank then overwrites this
+// word with the number of an earlier barrier, and the stream continues to wait.
 class StreamBarriers {
  public:
-  // The number of barriers that have words. It is the maximum number of unfinished barriers.
+  // The number of barriers that have their own words. More barriers must not be pending at the same
+  // time.
   static constexpr uint64_t kMax = device::kMaxBlocks;
   static constexpr size_t kWordBytes = device::kMaxRanks * device::kBarrierWords * sizeof(uint64_t);
 
-  // Args: words: kWordBytes bytes of memory that all ranks share, filled with zeros.
+  // Args: words: memory of kWordBytes bytes that all ranks of the host share, and that initially
+  // contains zeros.
   StreamBarriers(const Gpu& gpu, void* words, uint32_t rank, uint32_t ranks);
 
-  // Returns the words of a rank for a barrier. The address is valid in kernels of this rank's GPU.
+  // Returns the address of a rank's words for a barrier. The kernels of this rank's GPU can use
+  // this address.
   uint64_t* WordsOf(uint32_t rank, uint64_t barrier) const;
-  // Makes a stream wait until all other ranks have signaled their arrival.
+  // Makes a stream wait until all other ranks have signaled that they have arrived at the barrier.
   void Await(uint64_t barrier, cuda::Stream* stream) const;
-  // Ends all waits of this rank. May be called from any thread.
+  // Ends all waits of this rank's stream. May be called from any thread.
   void Release() noexcept;
 
  private:
@@ -54,14 +62,16 @@ class StreamBarriers {
   const uint32_t ranks_;
 };
 
-// Returns the sizes of the all-reduces that `WhereFirstIsFaster` measures, in ascending order.
+// Returns the sizes of the all-reduces that `WhereFirstIsFaster` measures. They are in bytes, in
+// ascending order.
 std::vector<size_t> TriedSizes();
 
-// Compares two transports. Returns the size in bytes up to which the first transport is faster, or
-// 0 if it is never faster.
-// Args: seconds: measures the time of an all-reduce of `bytes` bytes by the first or the second
-// transport; slowest: returns the maximum of each number over all ranks, so that all ranks get the
-// same result.
+// Compares the first and the second of two transports. Returns the size in bytes up to which the
+// first transport is faster. Returns 0 if it is never faster.
+// Args: seconds: a function that measures how many seconds the first or the second transport needs
+// for an all-reduce of `bytes` bytes; slowest: a function that receives numbers which this rank has
+// measured, and returns the maximum of each number over all ranks. With these maximums, all ranks
+// get the same result.
 size_t WhereFirstIsFaster(
     const std::function<double(bool first, size_t bytes)>& seconds,
     const std::function<std::vector<double>(const std::vector<double>&)>& slowest);

@@ -1,4 +1,4 @@
-// The reductions, compiled for any processor of the architecture.
+// Compiles the reductions in `reduce/kernels.inc` for all CPUs of the architecture.
 #include <cstdint>
 #include <cstring>
 #include <type_traits>

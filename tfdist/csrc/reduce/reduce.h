@@ -1,4 +1,4 @@
-// Reductions of values of all types.
+// Reduces buffers element by element, for all element types.
 #pragma once
 
 #include <cstddef>
@@ -7,32 +7,35 @@
 
 namespace tfdist {
 
-// An element-wise reduction of several buffers to one buffer.
+// An element-wise reduction of several input buffers to one output buffer.
 struct Reduction {
   DType type;
-  ReduceOp op;            // kMean computes a sum, which is then divided by `divisor`
-  double divisor = 1.0;   // divides the result before it is rounded; only for floating types
-  const void* const* in;  // `inputs` buffers with `count` elements each
+  // kMean computes a sum, like kSum. The caller sets `divisor` so that the sum becomes a mean.
+  ReduceOp op;
+  // Each result is divided by this number before it is rounded. Only for floating types.
+  double divisor = 1.0;
+  const void* const* in;  // the addresses of `inputs` buffers with `count` elements each
   int inputs;
   size_t count;
-  void* out;  // may be one of the inputs if `out_type` equals `type`
-  // The type of the results: `type` itself, the partial type of `type`, or a type that has `type`
-  // as its partial type.
+  void* out;  // the output buffer; may be one of the inputs if `out_type` equals `type`
+  // The type of the results, which is usually `type`. If the results will be reduced further, it
+  // may be the partial type of `type` (see `PartialType`). If the inputs are partial results, it
+  // may be the original type of the values.
   DType out_type = type;
 };
 
-// Reduces the inputs in their order. Values of half types are added in float32, and means of
-// float32 are computed in float64. Ranks that reduce the same values therefore get the same bits,
-// and the mean of equal values is that value.
+// Reduces the inputs in their order. Values of half types are reduced in float32, and means of
+// float32 values are computed in float64. Ranks that reduce the same values therefore get bitwise
+// identical results. The mean of equal values is exactly this value.
 //
-// The vector unit is chosen at run time, since the library may run on a different machine than the
-// one on which it was built.
+// The vector unit is chosen at run time, because the library may be compiled on one machine and run
+// on another.
 void Reduce(const Reduction& reduction);
 
 // Throws Error(kInvalidArgument) if the reduction is not defined for the type.
 void CheckReducible(DType type, ReduceOp op);
 
-// The implementations for each vector unit.
+// The implementations of `Reduce`, one for each vector unit.
 
 void ReduceOnBaseline(const Reduction& reduction);
 void ReduceOnAvx2(const Reduction& reduction);

@@ -1,12 +1,12 @@
-// The passes of `sparse/units.h`, compiled for AVX-512.
+// Compiles the functions in `sparse/kernels.inc` for AVX-512.
 #include <cstdint>
 #include <cstring>
 
 #if defined(__x86_64__)
 #include "sparse/units.h"
 
-// This pragma follows the standard headers, so that it does not apply to their inline functions.
-// The linker may use those functions in code that must run on any processor.
+// This pragma must follow the standard headers. Otherwise, it would also apply to their inline
+// functions, and the linker could use these AVX-512 versions for code that must run on any CPU.
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))), \
                              apply_to = function)

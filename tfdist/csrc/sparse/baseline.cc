@@ -1,4 +1,4 @@
-// The passes of `sparse/units.h`, compiled for any processor of the architecture.
+// Compiles the functions in `sparse/kernels.inc` for all CPUs of the architecture.
 #include <cstdint>
 #include <cstring>
 

@@ -1,4 +1,5 @@
-// A row of a sparse gradient: a selected value and its index, in the form in which they are sent.
+// A row of a sparse gradient: a selected value and its index. Ranks send rows to each other in this
+// form.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +7,7 @@
 namespace tfdist {
 
 struct Row {
-  int32_t index;  // index of the value in the concatenation of all tensors
+  int32_t index;  // the index of the value in the concatenation of all tensors
   float value;
 };
 static_assert(sizeof(Row) == 2 * sizeof(int32_t));

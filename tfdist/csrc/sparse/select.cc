@@ -58,22 +58,23 @@ std::vector<uint32_t> RunPasses(const Candidates& candidates, bool accumulates, 
   return found;
 }
 
-// Returns the magnitude that a candidate will have after `error` and `momentum` have been updated.
+// Returns the magnitude that candidate i will have when `error` and `momentum` have been updated.
 uint32_t Expected(const Candidates& c, size_t i) {
   if (!c.error) return Magnitude(c.Value(i));
   const float in = c.scale * c.in[i];
   return Magnitude(c.error[i] + (c.momentum ? NextMomentum(c.momentum[i], c.factor, in) : in));
 }
 
-// Estimates a threshold from a sample of the candidates. Most likely, slightly more than `selected`
-// candidates reach this threshold. Source of the idea: Lin et al., "Deep gradient compression",
-// 2018 (hierarchical sampling).
+// Estimates a threshold from a sample of the candidates. With high probability, at least `selected`
+// candidates reach this threshold, but not many more. Source of the idea: Lin et al., "Deep
+// gradient compression", 2018 (hierarchical sampling).
 float Estimate(const Candidates& candidates, size_t selected) {
   const size_t samples = std::min(candidates.count, kSamples);
   std::vector<uint32_t> magnitudes(samples);
   for (size_t i = 0; i < samples; ++i) {
-    // Takes one sample from each of `samples` ranges of equal length. The position of the sample
-    // varies from range to range.
+    // Divide the candidates into `samples` ranges of almost equal length, and take one candidate
+    // from each range. Its position in the range varies, so that a regular pattern in the values
+    // does not distort the sample.
     const size_t begin = i * candidates.count / samples;
     const size_t length = (i + 1) * candidates.count / samples - begin;
     magnitudes[i] = Expected(candidates, begin + i * 0x9e3779b1u % length);
@@ -87,8 +88,8 @@ float Estimate(const Candidates& candidates, size_t selected) {
   return FromMagnitude(std::max(*chosen, 1u));
 }
 
-// Keeps the `selected` candidates with the largest magnitudes. Of candidates with equal magnitudes,
-// keeps the first ones.
+// Keeps the indices of the `selected` candidates with the largest magnitudes, and removes all
+// others. If candidates have equal magnitudes, keeps the first ones.
 void KeepLargest(const Candidates& candidates, size_t selected, std::vector<uint32_t>* indices) {
   std::vector<uint32_t> magnitudes;
   magnitudes.reserve(indices->size());
@@ -101,7 +102,9 @@ void KeepLargest(const Candidates& candidates, size_t selected, std::vector<uint
     const uint32_t magnitude = Magnitude(candidates.Value(index));
     return magnitude < smallest || (magnitude == smallest && equal-- <= 0);
   };
-  // std::remove_if may copy the predicate together with its counter, so it cannot be used here.
+  // `dropped` counts the candidates with the smallest magnitude, so it must be called exactly once
+  // for each index, in order. std::remove_if does not guarantee this order, so it cannot be used
+  // here.
   auto end = indices->begin();
   for (const uint32_t index : *indices) {
     if (!dropped(index)) *end++ = index;
@@ -109,8 +112,9 @@ void KeepLargest(const Candidates& candidates, size_t selected, std::vector<uint
   indices->erase(end, indices->end());
 }
 
-// `indices` are the ascending indices of all nonzero candidates. Adds the indices of the first
-// zeros, so that there are `selected` indices.
+// Adds the indices of the first candidates that are zero, until there are `selected` indices. The
+// result is in ascending order.
+// Args: indices: the indices of all candidates that are not zero, in ascending order.
 void FillWithZeros(const Candidates& candidates, size_t selected, std::vector<uint32_t>* indices) {
   std::vector<uint32_t> all;
   all.reserve(selected);
@@ -154,7 +158,8 @@ std::vector<uint32_t> SelectLargest(const Candidates& candidates, size_t selecte
   const float threshold = Estimate(candidates, selected);
   std::vector<uint32_t> indices = RunPasses(candidates, true, threshold);
   if (indices.size() < selected && Magnitude(threshold) > 1) {
-    // The sample was misleading. Selects all nonzero candidates instead.
+    // The estimated threshold is too high, because the sample was not representative. Select all
+    // candidates that are not zero instead.
     indices = RunPasses(candidates, false, FromMagnitude(1));
   }
   if (indices.size() < selected) {
@@ -193,8 +198,9 @@ void TakeRows(const Candidates& candidates, const std::vector<uint32_t>& indices
     if (candidates.error) candidates.error[index] = 0;
     if (candidates.momentum) candidates.momentum[index] = 0;
   }
-  // Values that are not finite are selected first, so the sum of this step already contains them.
-  // They are removed from the residual, since later steps must not repeat them.
+  // Infinities and NaNs are selected before other values, so the sum of this step is already
+  // infinite or NaN. If any of them remained in the residual, they would spoil the sums of later
+  // steps as well.
   if (!finite && candidates.error) Forget(candidates.error, candidates.count);
   if (!finite && candidates.momentum) Forget(candidates.momentum, candidates.count);
 }
@@ -207,8 +213,9 @@ void SumRows(const Row* rows, size_t count, const std::vector<RowSums>& tensors)
     std::fill_n(tensor.values, tensor.count, 0.0f);
     ends.push_back(end += static_cast<int64_t>(tensor.count));
   }
-  // The indices of a rank's rows ascend, so consecutive rows mostly belong to the same tensor. The
-  // search therefore begins at the tensor of the previous row.
+  // The rows of a rank have ascending indices, so a row usually belongs to the same tensor as the
+  // previous row, or to the next one. The search for the row's tensor therefore begins at the
+  // tensor of the previous row.
   size_t at = 0;
   for (size_t r = 0; r < count; ++r) {
     const int64_t index = rows[r].index;

@@ -1,4 +1,4 @@
-// All kernels, compiled together.
+// This file includes all kernels, so that they are compiled together.
 #include "device/kernels/all_reduce.cu"
 #include "device/kernels/codecs.cu"
 #include "device/kernels/scatter.cu"

@@ -1,10 +1,10 @@
-// An all-reduce among the GPUs of a host.
+// All-reduces data among the GPUs of a host.
 //
-// In one shot, which is for small data, a single kernel does all the work: each rank writes its
-// values to its staging buffer, and then reduces the values of all ranks. In two shots, each rank
-// reduces a part of the data, and the other ranks fetch the result. This takes five kernels: pack,
-// barrier, reduce, barrier, unpack. Sources: the kernels with the same names in NCCL and
-// TensorRT-LLM work in a similar way.
+// Small data are reduced in one shot: in a single kernel, each rank writes its values to its
+// staging buffer, and then reduces the values of all ranks. Larger data are reduced in two shots:
+// each rank reduces one part of the data, and then reads the reduced parts of the other ranks. This
+// takes five kernels: pack, barrier, reduce, barrier, unpack. Sources: the one-shot and two-shot
+// kernels of NCCL and TensorRT-LLM work in a similar way.
 #include "device/kernels/barrier.h"
 #include "device/kernels/execution.h"
 #include "device/kernels/lists.h"
@@ -24,14 +24,17 @@ TFDIST_KERNEL tfdist_pack(List list, Staging staging, Waiting waiting) {
   }
 }
 
-// Runs in one block. Its threads decide together whether to give up, since the host may abort at
-// any time.
+// Waits for the other ranks. Runs in one block. The host may abort at any time, so some threads may
+// see the abort before others. All threads of the block therefore decide together whether to give
+// up.
 TFDIST_KERNEL tfdist_barrier(KernelBarrier barrier, Waiting waiting) {
   if (AllOfBlock(!HasGivenUp(waiting))) SyncRanks(barrier, waiting);
 }
 
-// The first half of a barrier if streams wait. Runs in one block. A rank that has given up does not
-// signal, because the other ranks would treat its unfinished work as complete.
+// Tells the other ranks that this rank has arrived at a barrier. This is the first half of the
+// barrier if streams wait: in the second half, the stream waits for the other ranks. Runs in one
+// block. A rank that has given up does not signal its arrival, because the other ranks would then
+// treat its unfinished work as complete.
 TFDIST_KERNEL tfdist_signal(KernelBarrier barrier, Waiting waiting) {
   if (!HasGivenUp(waiting) && IsOther(barrier, Thread())) Signal(barrier, Thread());
 }
@@ -43,11 +46,13 @@ TFDIST_KERNEL tfdist_unpack(List list, Staging staging, Waiting waiting) {
   }
 }
 
-// Reduces this rank's part in place. This is safe, because no other rank reads the part before the
-// next barrier.
+// Reduces this rank's part, and writes the result over the part in this rank's staging buffer. No
+// other rank reads this memory before the next barrier.
 template <typename T, typename Op, typename S>
 void ReducePart(uint64_t vectors, const Staging& staging, double divisor) {
-  constexpr uint32_t kAtOnce = std::is_integral_v<T> ? 1 : 2;  // limited by the number of registers
+  // The number of vectors that a thread reduces together. A larger number would need too many
+  // registers.
+  constexpr uint32_t kAtOnce = std::is_integral_v<T> ? 1 : 2;
   const uint64_t begin = staging.part * staging.rank;
   const uint64_t end = begin + staging.part < vectors ? begin + staging.part : vectors;
   Vector* const own = Vectors(staging.of[staging.rank]);
@@ -62,9 +67,9 @@ void ReducePart(uint64_t vectors, const Staging& staging, double divisor) {
   }
 }
 
-// Each block reduces its own part of the values. It synchronizes only with the blocks that have the
-// same index on the other ranks. So it does not matter whether the other blocks of this rank are
-// running.
+// Reduces the values in one shot. Each block reduces its own part of the values, and synchronizes
+// only with the blocks that have the same index on the other ranks. A block never waits for another
+// block of the same rank, so the GPU need not run all blocks at the same time.
 template <typename T, typename Op, typename S>
 void InOneShot(const List& list, const Staging& staging, const KernelBarrier& barrier,
                const Waiting& waiting, double divisor) {

@@ -15,11 +15,12 @@ inline void GiveUp(const Waiting& waiting, Outcome outcome) {
   StoreWord(waiting.ended, 1);
 }
 
-// A waiting thread reads a word in the GPU's own memory this number of times before it reads a word
-// in host memory, which is slower.
+// While a thread waits, it mostly reads a word in the memory of its own GPU. It also reads the
+// abort flag in host memory, but only once per this number of reads, because host memory is slower.
 constexpr uint32_t kLooksForOneAtHost = 64;
 
-// Waits until `*word` is at least `number`. Returns false after an abort or a timeout.
+// Waits until `*word` is at least `number`, and returns true. If the host aborts or the wait times
+// out, stores this outcome and returns false.
 inline bool Await(const uint64_t* word, uint64_t number, const Waiting& waiting) {
   const uint64_t start = Nanoseconds();
   for (uint32_t looks = 1; LoadWord(word) < number; ++looks) {
@@ -40,15 +41,16 @@ inline bool IsOther(const KernelBarrier& barrier, uint32_t rank) {
   return rank < barrier.ranks && rank != barrier.rank;
 }
 
-// Signals the progress of this block to another rank. That rank then sees all earlier writes of
-// this block.
+// Tells another rank that this block has arrived at the barrier. When the other rank reads this
+// signal, it also sees all earlier writes of this block.
 inline void Signal(const KernelBarrier& barrier, uint32_t other) {
   StoreWord(barrier.words[other] + BlockIndex() * kMaxRanks + barrier.rank, barrier.number);
 }
 
-// Signals the progress of this block to the other ranks, and waits for the block with the same
-// index on each of these ranks. Then all ranks see each other's earlier writes. After an abort or a
-// timeout, returns false to all threads of the block.
+// Tells the other ranks that this block has arrived at the barrier, and waits for the block with
+// the same index on each of these ranks. Afterwards, these blocks see each other's earlier writes.
+// Returns true to all threads of the block if the wait has succeeded, and false after an abort or a
+// timeout.
 inline bool SyncRanks(const KernelBarrier& barrier, const Waiting& waiting) {
   bool arrived = AllOfBlock(true);
   const uint32_t other = Thread();

@@ -1,5 +1,6 @@
-// Encodes and decodes a block with a half-warp. The results have the same bits as on the CPU: each
-// thread of the half-warp computes one lane of the sums.
+// Encodes and decodes blocks of values. A half-warp handles a block. The results are bitwise
+// identical to the results on the CPU, because both add the values of a block in the same order:
+// the CPU adds them in 16 lanes, and each thread of the half-warp adds the values of one lane.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +14,7 @@
 namespace tfdist::device {
 namespace {
 
-// Contiguous values that are loaded or stored together.
+// Contiguous values that a thread loads or stores together.
 template <uint32_t kCount>
 struct alignas(kCount * sizeof(float)) Pack {
   float values[kCount];
@@ -28,7 +29,7 @@ inline bool IsAligned(const void* data, uint32_t bytes) {
   return reinterpret_cast<uint64_t>(data) % bytes == 0;
 }
 
-// A block of values, to which the residual is added.
+// The values of a block. With error feedback, each value is the sum of the input and the residual.
 struct Block {
   Block(const float* given, float* left, uint32_t values)
       : in(OfMemory(given)), error(left), count(values) {
@@ -39,11 +40,12 @@ struct Block {
     });
     largest = MaxOfHalfWarp(bits);
   }
-  // The index has 64 bits, so that the compiler can compute the later addresses by adding constants
-  // to the first address.
+  // The index has 64 bits. An index of 32 bits may wrap around, so the compiler could not compute
+  // the addresses of later values by adding constants to the address of the first value.
   float operator[](uint64_t i) const { return error ? in[i] + OfMemory(error)[i] : in[i]; }
 
-  // Returns the kCount values from index `i` on. Their addresses must be aligned.
+  // Returns the kCount values that begin at index `i`. The addresses of these values in `in` and
+  // `error` must be aligned to the size of the pack.
   template <uint32_t kCount>
   Pack<kCount> At(uint32_t i) const {
     Pack<kCount> pack = *reinterpret_cast<const Pack<kCount>*>(in + i);
@@ -55,8 +57,9 @@ struct Block {
     return pack;
   }
 
-  // Calls `use(value)` for each value of this thread's lane, in order. Several values are loaded at
-  // the same time.
+  // Calls `use(value)` for each value of this thread's lane, in order. The lane of thread t
+  // consists of the values t, t + 16, t + 32, and so on. The function loads several values before
+  // it uses them, because memory is slow.
   template <typename Use>
   void ForLane(Use use) const {
     constexpr uint32_t kAtOnce = 16;
@@ -83,12 +86,15 @@ struct Block {
   }
 
   const float* const in;
-  float* const error;  // residual; null if there is none
+  float* const error;  // the residual; null without error feedback
   const uint32_t count;
-  uint32_t largest;  // bits of the largest magnitude
+  uint32_t largest;  // the largest magnitude, as the bits of a float
 };
 
-// The layout of the codes of a block. Place k holds one code of each plane, in kPlaceBits bits.
+// The layout of the codes in a block (see `codec/layout.h`). A place is the smallest unit of memory
+// that contains whole codes: it has kPlaceBits bits, which are a byte, or 16 bits for codes of 16
+// bits. Place k contains the codes of the values k, k + places, k + 2 * places, and so on: one code
+// from each of the kCount planes.
 template <typename F>
 struct Planes {
   static constexpr uint32_t kBits = BitsOf(F::kCodec), kPlaceBits = kBits > 8 ? kBits : 8;
@@ -99,13 +105,14 @@ struct Planes {
   const uint32_t places;
 };
 
-// Calls `use(i, place, shift)` for each value of a block that this thread handles, in the order of
-// the places. The code of value i is in place `place`, and begins at bit `shift`.
+// Calls `use(i, place, shift)` for each value i of a block that this thread handles, in the order
+// of the places. The code of value i is in place `place`, where it begins at bit `shift`.
 template <typename F, typename Use>
 void ForCodes(uint32_t count, Use use) {
   const uint32_t places = Planes<F>(count).places;
-  constexpr uint32_t kPlacesAtOnce =
-      Planes<F>::kBits == 8 ? 4 : 1;  // limited by the number of registers
+  // The number of places that a thread handles together. A larger number would need too many
+  // registers.
+  constexpr uint32_t kPlacesAtOnce = Planes<F>::kBits == 8 ? 4 : 1;
   TFDIST_UNROLL_BY(kPlacesAtOnce)
   for (uint32_t k = Lane(); k < places; k += kHalfWarp) {
     TFDIST_UNROLL
@@ -136,7 +143,7 @@ void PutHeader(const typename F::Header& header, uint8_t* block) {
   if (Lane() == 0) std::memcpy(block, &header, HeaderBytes(F::kCodec));
 }
 
-// Returns the offset in bytes of the block that follows the first `before` values.
+// Returns the number of encoded bytes that precede the block that begins at value `before`.
 template <typename F>
 uint64_t BytesBefore(const Codec& codec, uint64_t before) {
   return before / codec.block * BlockBytes(F::kCodec, codec.block);
@@ -147,8 +154,8 @@ template <uint32_t kBits>
 using CodesOf =
     std::conditional_t<kBits == 32, uint32_t, std::conditional_t<kBits == 16, uint16_t, uint8_t>>;
 
-// Encodes the values of a block. A thread handles kPlaces contiguous places together, and thus
-// kPlaces contiguous values in each plane.
+// Encodes the values of a block. A thread handles kPlaces contiguous places together. It can
+// therefore load and store kPlaces contiguous values of each plane together.
 template <typename F, uint32_t kPlaces>
 void EncodeValues(const F& encoding, const Block& block, uint32_t seed, uint8_t* payload,
                   float* out) {
@@ -160,7 +167,9 @@ void EncodeValues(const F& encoding, const Block& block, uint32_t seed, uint8_t*
     uint32_t codes = 0;
     TFDIST_UNROLL
     for (uint32_t first = 0; first < P::kCount; first += kAtOnce) {
-      Pack<kPlaces> values[kAtOnce];  // all are loaded before any result is stored
+      // All of these values are loaded before any result is stored, because loads that are in
+      // flight at the same time take less time.
+      Pack<kPlaces> values[kAtOnce];
       TFDIST_UNROLL
       for (uint32_t p = 0; p < kAtOnce; ++p) {
         const uint32_t i = k + (first + p) * places;
@@ -188,8 +197,8 @@ void EncodeValues(const F& encoding, const Block& block, uint32_t seed, uint8_t*
   }
 }
 
-// Encodes a block.
-// Args: out: also receives the decoded values, unless it is null.
+// Encodes a block, and writes the encoded block to `to`.
+// Args: out: receives the decoded values, unless it is null.
 template <typename F>
 void EncodeBlock(const Codec& codec, const Block& block, uint32_t seed, uint8_t* to, float* out) {
   using P = Planes<F>;
@@ -204,8 +213,9 @@ void EncodeBlock(const Codec& codec, const Block& block, uint32_t seed, uint8_t*
   }
   const F encoding(codec, block);
   PutHeader<F>(encoding.header(), to);
-  // The number of places that a thread handles together. Their codes fit into one word. For codes
-  // of a single bit, the number is smaller, so that all threads have some places.
+  // The number of places that a thread handles together. The codes of these places fit into one
+  // word of 32 bits. For codes of a single bit, the number is smaller, because otherwise some
+  // threads would have no places to handle.
   constexpr uint32_t kTogether = P::kBits == 1 ? 2 : 32 / P::kPlaceBits;
   constexpr uint32_t kBytes = kTogether * sizeof(float);
   if (block.count % (P::kCount * kTogether) == 0 && IsAligned(block.in, kBytes) &&
@@ -226,7 +236,7 @@ void DecodeBlock(const uint8_t* from, uint32_t count, float* out) {
 }
 
 // Calls `use(begin, count)` for each block that this thread's half-warp handles. A block has
-// `block` values; the last one may have fewer.
+// `block` values, but the last block may have fewer.
 template <typename Use>
 void ForBlocks(uint64_t count, uint32_t block, Use use) {
   const uint64_t step = HalfWarpsOfGrid() * block;
@@ -235,7 +245,8 @@ void ForBlocks(uint64_t count, uint32_t block, Use use) {
   }
 }
 
-// Returns the seed of the first value of a block.
+// Returns the random seed of the first value of a block. The seed increases by 1 from value to
+// value.
 inline uint32_t SeedAt(const Batch& batch, uint64_t begin) {
   const uint64_t chunk = begin / batch.chunk;
   const uint32_t seed = batch.seed + static_cast<uint32_t>(chunk) * batch.seed_step;

@@ -1,5 +1,6 @@
-// The kernels of a compressed all-reduce. A half-warp handles a block, so that a thread waits for
-// at most 15 other threads. No kernel waits for another GPU or for the host.
+// The kernels that encode, sum and decode the values of a compressed all-reduce. Each block of
+// values is handled by a half-warp, so a thread waits for at most 15 other threads. No kernel waits
+// for another GPU or for the host.
 #include "device/kernels/blocks.h"
 #include "device/kernels/coding.h"
 #include "device/kernels/encodings.h"
@@ -32,7 +33,8 @@ void DecodeAll(const Codec& codec, uint64_t count, const uint8_t* from, const Pl
   });
 }
 
-// Adds this rank's own values without encoding them, and leaves the sums unchanged.
+// The default way to sum: `Own` returns this rank's own value without encoding it, and `Of` returns
+// the sum without changing it.
 template <typename F>
 struct Exact {
   Exact(const Codec&, const float* values, uint32_t) : own(values) {}
@@ -42,8 +44,9 @@ struct Exact {
   const float* const own;
 };
 
-// Encodes this rank's own values as votes, like the values of the other ranks. Replaces each sum
-// with the sign of the majority; the result of a tie is 0.
+// The way to sum votes: `Own` returns this rank's vote, which is encoded and decoded like the votes
+// of the other ranks. `Of` returns the sign of a sum, so that the majority decides. The result of a
+// tie is 0.
 template <typename F>
 struct Vote {
   Vote(const Codec& codec, const float* values, uint32_t count) : own(values) {
@@ -60,8 +63,9 @@ struct Vote {
   typename F::Header header;
 };
 
-// Sums the values of this rank's part over all members, in the members' order, and encodes the
-// sums. `F` is the encoding of the received values, and `S` is the encoding of the sums.
+// Sums the values of this rank's part over all members, in the order of the members, and encodes
+// the sums. `F` is the encoding of the received values, `S` is the encoding of the sums, and `How`
+// is `Exact` or `Vote`.
 template <typename F, typename S, template <typename> class How>
 void SumAll(const Batch& batch, const Arrived& arrived, const Place& in, const Place& error,
             const Place& out, const Room& room, uint8_t* to) {

@@ -1,6 +1,7 @@
-// The encodings of codecs, for kernels. An object of an encoding class is made for a block by its
-// half-warp. It computes the header of the block, and the codes of single values. The static
-// functions compute the value of a code. The arithmetic is the same as on the CPU.
+// The encodings of `codec/codec.h`, for kernels. The half-warp of a block creates an object of an
+// encoding class. The object computes the header of the block, and encodes single values. The
+// static functions decode: they return the value of a code. The arithmetic is the same as on the
+// CPU.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// The environment in which kernels run: threads, words that are shared with other GPUs and with the
-// host, and time.
+// The environment of a kernel: its threads, the time, and words in memory that it shares with other
+// GPUs and with the host.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,10 @@
 
 namespace tfdist::device {
 
-// `LoadWord` and `StoreWord` access words that other GPUs or the host read and write while kernels
-// run. When a load returns the value of a store, the loading thread sees all writes that happened
-// before this store. This also includes writes of other threads with which the storing thread had
-// synchronized.
+// `LoadWord` and `StoreWord` access words that other GPUs or the host read and write while a kernel
+// runs. If a load returns a value that another thread has stored, the loading thread also sees all
+// writes that happened before this store. These include the writes of other threads with which the
+// storing thread has synchronized.
 inline uint64_t LoadWord(const uint64_t* word) {
   uint64_t value;
   asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
@@ -33,13 +33,13 @@ inline uint32_t Thread() { return threadIdx.x; }
 inline uint32_t ThreadsOfBlock() { return blockDim.x; }
 inline uint32_t BlockIndex() { return blockIdx.x; }
 inline uint32_t Blocks() { return gridDim.x; }
-// Adds to a sum in memory that threads of all blocks share, and returns the previous sum.
+// Atomically adds to a sum that several threads share, and returns the previous sum.
 inline uint32_t AddTo(uint32_t* sum, uint32_t more) { return atomicAdd(sum, more); }
 inline uint32_t CountBits(uint32_t bits) { return static_cast<uint32_t>(__popc(bits)); }
 
-// Tells the compiler that an address is in global memory. Otherwise, if the address is also used as
-// a number, for example in an alignment check, the compiler uses generic accesses, which are
-// slower.
+// Tells the compiler that an address is in global memory. Without this hint, the compiler uses
+// generic accesses, which are slower, if the address is also used as a number, for example to check
+// its alignment.
 template <typename T>
 T* OfMemory(T* data) {
   __builtin_assume(__isGlobal(data));
@@ -51,13 +51,14 @@ inline uint32_t* BlockWords() {
   __shared__ uint32_t words[kBlockWords];
   return words;
 }
-// Waits for all threads of the block. Returns whether `condition` is true in all of them.
+// Waits for all threads of the block. Returns whether `condition` is true in all threads.
 inline bool AllOfBlock(bool condition) { return __syncthreads_and(condition); }
 
 inline uint32_t HalfWarpMask() { return 0xffffu << (threadIdx.x & kHalfWarp); }
-// Waits for the threads of the half-warp. Then all of them see each other's earlier writes.
+// Waits for all threads of the half-warp. Afterwards, they see each other's earlier writes.
 inline void SyncHalfWarp() { __syncwarp(HalfWarpMask()); }
-// Gathers one value from each thread of the half-warp, in the order of the threads.
+// Collects one value from each thread of the half-warp, in the order of the threads. Each thread
+// receives all these values.
 template <typename T>
 inline void GatherInHalfWarp(T own, T (&all)[kHalfWarp]) {
 #pragma unroll
@@ -78,8 +79,8 @@ inline uint32_t MaxOfHalfWarp(uint32_t own) {
 #define TFDIST_PRAGMA(text) _Pragma(#text)
 #define TFDIST_UNROLL_BY(times) TFDIST_PRAGMA(unroll(times))
 #define TFDIST_KERNEL extern "C" __global__ void __launch_bounds__(512)
-// Allows the compiler to use up to 64 registers per thread. By default, the compiler would use too
-// few registers, in order to allow more threads.
+// Lets the compiler use up to 64 registers per thread. Otherwise, the compiler would use too few
+// registers, because more threads could then run at the same time.
 #define TFDIST_WIDE_KERNEL extern "C" __global__ void __launch_bounds__(512, 2)
 
 #elif !defined(TFDIST_SIMULATED_GPU)
@@ -88,15 +89,16 @@ inline uint32_t MaxOfHalfWarp(uint32_t own) {
 
 namespace tfdist::device {
 
-// Waits for all threads of the block. Then all of them see each other's earlier writes.
+// Waits for all threads of the block. Afterwards, they see each other's earlier writes.
 inline void SyncBlock() { AllOfBlock(true); }
 
-// The index of this thread in the grid, and the number of threads in the grid.
+// `ThreadOfGrid` returns the index of this thread in the grid. `ThreadsOfGrid` returns the number
+// of threads in the grid.
 inline uint64_t ThreadOfGrid() { return uint64_t{BlockIndex()} * ThreadsOfBlock() + Thread(); }
 inline uint64_t ThreadsOfGrid() { return uint64_t{Blocks()} * ThreadsOfBlock(); }
 
-// The index of this thread in its half-warp, the index of this half-warp in the grid, and the
-// number of half-warps in the grid.
+// `Lane` returns the index of this thread in its half-warp. `HalfWarpOfGrid` returns the index of
+// this half-warp in the grid. `HalfWarpsOfGrid` returns the number of half-warps in the grid.
 inline uint32_t Lane() { return Thread() % kHalfWarp; }
 inline uint64_t HalfWarpOfGrid() { return ThreadOfGrid() / kHalfWarp; }
 inline uint64_t HalfWarpsOfGrid() { return ThreadsOfGrid() / kHalfWarp; }

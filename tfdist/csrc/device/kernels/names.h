@@ -1,7 +1,7 @@
-// The names of kernels and of their template arguments.
+// Lists of kernels: their names, and their template arguments.
 #pragma once
 
-// The encodings that have kernels.
+// The encodings for which there are kernels.
 
 // Each encoding is listed as F(name, encoding).
 #define TFDIST_FOR_ALL_ENCODINGS(F) \
@@ -15,11 +15,12 @@
   F(means, MeansEncoding)           \
   F(signs, SignsEncoding)
 
-// The reductions that have kernels.
+// The reductions for which there are kernels.
 
 // Each reduction is listed as F(name, type of the values, reduction, type of the partial results).
-// Bools have no kernels of their own. The sum of bools is their logical OR, which is the maximum of
-// their bytes. Their product is their logical AND, which is the minimum.
+// There are no kernels for bools, because bools can use the kernels for uint8. The sum of bools is
+// their logical OR, which is the maximum of their bytes. The product of bools is their logical AND,
+// which is the minimum of their bytes.
 #define TFDIST_FOR_REDUCTIONS_OF(F, name, T, S) \
   F(name##_sum, T, Sum, S)                      \
   F(name##_min, T, Min, S)                      \

@@ -1,6 +1,7 @@
-// Reduces vectors. The results have the same bits as on the CPU: the values are reduced in the
-// order of the ranks, half types in float32, and means of float32 in float64. The result is rounded
-// once.
+// Reduces vectors. The results are bitwise identical to the results on the CPU. To ensure this, the
+// values are reduced in the order of the ranks. Values of half types are reduced in float32, and
+// means of float32 values are computed in float64. Only the final result is rounded to the type of
+// the values.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +23,8 @@ struct Lanes {
   T values[kCount];
 };
 
-// Splits a vector into its values. The vector is passed by value, so that it is loaded as a whole.
-// If `memcpy` had an operand in memory, the GPU would load this operand byte by byte.
+// Splits a vector into its values. The vector is passed by value, so that the GPU loads it as a
+// whole. If `memcpy` read the vector directly from memory, the GPU would load it byte by byte.
 template <typename T>
 Lanes<T> Split(Vector vector) {
   Lanes<T> lanes;
@@ -31,10 +32,11 @@ Lanes<T> Split(Vector vector) {
   return lanes;
 }
 
-// Reduces kVectors vectors of the staging buffers of all ranks, and calls `put(vector, result)` for
-// each result. The vectors are `step` vectors apart. All vectors of a rank are loaded before any
-// result is stored, so that several loads are in flight at the same time. `S` is the type of the
-// partial results.
+// Reduces kVectors vectors over all ranks. The indices of these vectors are `vector`, `vector +
+// step`, `vector + 2 * step`, and so on. Calls `put(index, result)` for each of them. All vectors
+// of a rank are loaded before the first of them is reduced, so that several loads are in flight at
+// the same time.
+// Args: S: the type of the partial results; in: the staging buffer of each rank.
 template <typename T, typename Op, typename S, uint32_t kVectors, typename Put>
 void ReduceVectors(char* const* in, uint32_t ranks, uint64_t vector, uint64_t step, double divisor,
                    Put put) {

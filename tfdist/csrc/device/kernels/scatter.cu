@@ -1,6 +1,7 @@
-// Sums the rows of all ranks into tensors, rank by rank. The results have the same bits as on the
-// CPU. A half-warp handles a tile. It searches the rows of each rank, which have ascending indices,
-// for the rows of the tile's values.
+// Sums the rows of all ranks into tensors, in the order of the ranks. The results are bitwise
+// identical to the results on the CPU. A half-warp handles a tile of a tensor. For each rank, it
+// finds the rows that belong to the tile by a binary search, because the rows of a rank have
+// ascending indices.
 #include <cstdint>
 
 #include "device/kernels/execution.h"
@@ -14,8 +15,8 @@ namespace {
 
 constexpr uint32_t kNoNumber = 0x7fc00000;
 
-// Returns the position of the first row in [begin, end) with an index of at least `index`, or `end`
-// if there is none.
+// Returns the position of the first row in [begin, end) that has an index of at least `index`.
+// Returns `end` if there is no such row.
 uint32_t FindRow(const Row* rows, uint32_t begin, uint32_t end, uint32_t index) {
   while (begin < end) {
     const uint32_t middle = begin + (end - begin) / 2;
@@ -30,8 +31,9 @@ uint32_t FindRow(const Row* rows, uint32_t begin, uint32_t end, uint32_t index) 
 
 }  // namespace
 
-// Checks the rows, and finds where a run of ascending indices ends.
-// Args: values: the number of values of all tensors.
+// Counts invalid rows, and finds the positions at which a run of ascending indices ends and the
+// next run begins.
+// Args: values: the total number of values in all tensors.
 TFDIST_WIDE_KERNEL tfdist_scatter_find(const Row* rows, uint32_t count, uint32_t values,
                                        RowRuns runs) {
   for (uint64_t r = ThreadOfGrid(); r < count; r += ThreadsOfGrid()) {
@@ -72,7 +74,8 @@ TFDIST_WIDE_KERNEL tfdist_scatter_sum(Targets list, const Row* rows, RowRuns run
       const uint32_t from = FindRow(rows, runs.begins[run], last, first);
       const uint32_t to = FindRow(rows, from, last, first + count);
       if (from == to) continue;
-      SyncHalfWarp();  // another thread may continue these sums
+      // In the previous run, other threads may have added to the same values, so wait for them.
+      SyncHalfWarp();
       for (uint32_t r = from + Lane(); r < to; r += kHalfWarp) {
         values[static_cast<uint32_t>(rows[r].index) - first] += rows[r].value;
       }

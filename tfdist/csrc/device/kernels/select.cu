@@ -1,8 +1,9 @@
-// Selects values of a sparse gradient. The results have the same bits as on the CPU.
+// Selects values of a sparse gradient. The results are bitwise identical to the results on the CPU.
 //
-// First, the kernels find the magnitude of the smallest selected value, which is called the cut.
-// They find it digit by digit, by counting how many values have each possible digit. Then they
-// count the selected values of each tile. These counts determine the positions of each tile's rows.
+// First, the kernels find the cut of each tensor, which is the smallest magnitude of a selected
+// value. They find the cut digit by digit, beginning with the highest digit: they count how many
+// magnitudes have each possible value of the digit. Then they count the selected values of each
+// tile. From these counts, they compute the position of each tile's first row.
 #include <cstdint>
 
 #include "device/kernels/execution.h"
@@ -26,7 +27,7 @@ uint32_t MagnitudeAt(const Source& s, uint32_t i) {
 
 bool IsNotFinite(float value) { return (FloatToBits(value) & ~kSign) >= kInfinite; }
 
-// Updates the residual and the momentum of a value.
+// Adds the input to the residual of a value, and updates the value's momentum if there is one.
 void Accumulate(const Source& s, uint32_t i) {
   if (!s.error) return;
   float added = s.scale * s.in[i];
@@ -38,8 +39,9 @@ uint32_t DigitOf(uint32_t magnitude, const Digit& digit) {
   return magnitude >> digit.shift & ((1u << digit.bits) - 1);
 }
 
-// Returns the number of marked values of the tile that precede a value of this thread. Each thread
-// has marked its own values in a word, with one bit for each value.
+// Returns how many marked values of the tile precede a certain value of this thread: the value of
+// bit `bit`. A thread has one bit for each of its values, and sets the bits of the values that it
+// marks. `marked` contains the bits of all threads of the half-warp.
 uint32_t Before(const uint32_t (&marked)[kHalfWarp], uint32_t bit) {
   uint32_t before = 0;
   TFDIST_UNROLL
@@ -58,9 +60,10 @@ uint32_t Smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
 }  // namespace
 
-// For each value that a digit can have, counts the magnitudes in which the digit has this value.
-// Counts only magnitudes that have the same higher digits as the cut. A block first counts in its
-// own memory, tensor by tensor.
+// Counts, for each value that a digit can have, how many magnitudes have this digit. Only
+// magnitudes with the same higher digits as the cut are counted. A block handles one tensor after
+// another. It counts in its shared memory before it adds the counts to `cuts.digits`, because
+// atomic additions to global memory are slow.
 TFDIST_WIDE_KERNEL tfdist_select_digits(Sources list, Digit digit, bool accumulates, Cuts cuts) {
   const uint32_t each = (list.tiles + Blocks() - 1) / Blocks(), begin = BlockIndex() * each;
   const uint32_t end = Smaller(begin + each, list.tiles), values = 1u << digit.bits;
@@ -89,8 +92,9 @@ TFDIST_WIDE_KERNEL tfdist_select_digits(Sources list, Digit digit, bool accumula
   }
 }
 
-// Finds a digit of the cut of each tensor. One half-warp handles a tensor, and each of its threads
-// searches some of the values that the digit can have.
+// Determines one digit of the cut of each tensor, from the counts of `tfdist_select_digits`. A
+// half-warp handles a tensor, and each of its threads handles some of the values that the digit can
+// have.
 TFDIST_WIDE_KERNEL tfdist_select_narrow(Sources list, Digit digit, Cuts cuts) {
   const bool is_first = digit.shift == kDigits[0].shift;
   for (uint64_t k = HalfWarpOfGrid(); k < list.count; k += HalfWarpsOfGrid()) {
@@ -98,7 +102,8 @@ TFDIST_WIDE_KERNEL tfdist_select_narrow(Sources list, Digit digit, Cuts cuts) {
     uint32_t* const magnitude = cuts.magnitudes + list.number + k;
     uint32_t* const equal = cuts.equals + list.number + k;
     uint32_t* const counts = cuts.digits + k * kDigitValues;
-    // The number of values that must still be selected, beginning with the largest.
+    // The number of values that must be selected among the magnitudes that have been counted. The
+    // largest are selected first.
     const uint32_t wanted = is_first ? Smaller(s.selected, s.count) : *equal;
     const uint32_t each = (1u << digit.bits) / kHalfWarp, begin = Lane() * each;
     uint32_t own = 0, all[kHalfWarp], above = 0;
@@ -112,7 +117,8 @@ TFDIST_WIDE_KERNEL tfdist_select_narrow(Sources list, Digit digit, Cuts cuts) {
       *magnitude |= value << digit.shift;
       *equal = wanted - above;
     }
-    if (wanted == 0 && Lane() == 0) *magnitude = ~0u;  // larger than all magnitudes
+    // No value is selected, because ~0u is larger than all magnitudes.
+    if (wanted == 0 && Lane() == 0) *magnitude = ~0u;
     for (uint32_t i = 0; i < each; ++i) counts[begin + i] = 0;
   }
 }
@@ -128,7 +134,8 @@ TFDIST_WIDE_KERNEL tfdist_select_count(Sources list, bool accumulates, Cuts cuts
                above += magnitude > cut;
                equal += magnitude == cut;
              }
-             GatherInHalfWarp(above << 16 | equal, all);  // a tile has fewer than 2^16 values
+             // Both counts fit into 16 bits, because a tile has fewer than 2^16 values.
+             GatherInHalfWarp(above << 16 | equal, all);
              Tally tally{};
              TFDIST_UNROLL
              for (uint32_t lane = 0; lane < kHalfWarp; ++lane) {
@@ -139,8 +146,9 @@ TFDIST_WIDE_KERNEL tfdist_select_count(Sources list, bool accumulates, Cuts cuts
            });
 }
 
-// For each tile, computes the number of values in the earlier tiles of the same tensor. A block
-// handles a tensor, and each thread handles some of its tiles.
+// Replaces the counts of each tile with the sums of the counts of all earlier tiles of the same
+// tensor. Also computes the number of selected values of each tensor. A block handles a tensor, and
+// each thread handles some of the tensor's tiles.
 TFDIST_WIDE_KERNEL tfdist_select_place(Sources list, Cuts cuts) {
   uint32_t *const aboves = BlockWords(), *const equals = aboves + ThreadsOfBlock();
   for (uint32_t k = BlockIndex(); k < list.count; k += Blocks()) {
@@ -175,7 +183,8 @@ TFDIST_WIDE_KERNEL tfdist_select_place(Sources list, Cuts cuts) {
   }
 }
 
-// For each tensor, computes the number of rows of all earlier tensors. A single thread does this.
+// Replaces the number of rows of each tensor with the number of rows of all earlier tensors, which
+// is the position of the tensor's first row. A single thread does this.
 TFDIST_WIDE_KERNEL tfdist_select_sum(uint32_t tensors, Cuts cuts) {
   if (ThreadOfGrid() > 0) return;
   uint32_t before = 0;
@@ -187,7 +196,7 @@ TFDIST_WIDE_KERNEL tfdist_select_sum(uint32_t tensors, Cuts cuts) {
   *cuts.all_rows = before;
 }
 
-// Moves the selected values to rows, and removes them from the residual and the momentum.
+// Writes the selected values to rows, and sets them to zero in the residual and in the momentum.
 TFDIST_WIDE_KERNEL tfdist_select_take(Sources list, Cuts cuts, Row* rows) {
   ForTiles(
       list, [&](const Source& s, uint32_t number, uint32_t tile, uint32_t begin, uint32_t count) {
@@ -216,8 +225,10 @@ TFDIST_WIDE_KERNEL tfdist_select_take(Sources list, Cuts cuts, Row* rows) {
       });
 }
 
-// Values that are not finite are selected first, so the sum of this step already contains them.
-// They are removed from the residual, since later steps must not repeat them.
+// If a selected value of a tensor is not finite, sets all values of the residual and of the
+// momentum that are not finite to zero. Infinities and NaNs are selected before other values, so
+// the sum of this step is already infinite or NaN. If any of them remained in the residual, they
+// would spoil the sums of later steps as well.
 TFDIST_WIDE_KERNEL tfdist_select_forget(Sources list, Cuts cuts) {
   ForTiles(list, [&](const Source& s, uint32_t number, uint32_t, uint32_t begin, uint32_t count) {
     if (cuts.not_finite[number] == 0) return;

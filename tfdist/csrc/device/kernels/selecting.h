@@ -1,5 +1,5 @@
-// The arguments of the kernels that work on tiles: kernels that select values, and kernels that sum
-// rows.
+// The arguments of the kernels that work on tiles. Some of these kernels select values, and the
+// others sum rows.
 #pragma once
 
 #include <cstdint>
@@ -14,21 +14,24 @@ namespace tfdist::device {
 struct Target {
   float* values;
   uint32_t count;
-  uint32_t first;  // index of the first value in the concatenation of all tensors
+  uint32_t first;  // the index of the tensor's first value in the concatenation of all tensors
   uint32_t first_tile;
 };
 using Targets = TiledList<Target>;
 
-// Runs of rows with ascending indices. A run ends where an index does not ascend, which is usually
-// where the rows of one rank end. If the indices also ascend from one rank to the next, the rows of
-// both ranks form one run. Each index then occurs only once in this run.
+// The rows are divided into runs, so that the indices in each run ascend. A new run begins wherever
+// an index is not larger than the previous index, which is usually where the rows of the next rank
+// begin. If the first index of a rank is larger than the last index of the previous rank, the rows
+// of both ranks form one run. Within a run, each index occurs at most once.
 struct RowRuns {
-  uint32_t max_runs;  // the number of ranks
-  uint32_t* wrong;    // nonzero if the rows are invalid
-  uint32_t* falls;    // number of rows with an index that does not ascend
-  uint32_t* found;    // positions of these rows, unordered; room for `max_runs`
-  // The positions where the runs begin, and the end of the last run. There is room for `max_runs` +
-  // 1 positions.
+  uint32_t max_runs;  // the number of ranks, because each rank adds at most one run
+  uint32_t* wrong;    // not 0 if the rows are invalid
+  uint32_t* falls;    // the number of positions in `found`
+  // The positions at which a new run begins, apart from the first run. They are in no particular
+  // order. There is room for `max_runs` positions.
+  uint32_t* found;
+  // The positions at which all runs begin, in ascending order, followed by the end of the last run.
+  // There is room for `max_runs` + 1 positions.
   uint32_t* begins;
 };
 
@@ -44,7 +47,7 @@ struct RowRuns {
 
 namespace tfdist::device {
 
-// A tensor from which values are selected. It corresponds to `Candidates` on the CPU.
+// A tensor from which values are selected. It corresponds to the class `Candidates` on the CPU.
 struct Source {
   const float* in;
   float* error;     // null if there is no residual
@@ -52,36 +55,40 @@ struct Source {
   uint32_t count;
   float scale;
   float factor;
-  uint32_t selected;  // number of values to select, unless there is a threshold
-  uint32_t first;     // index of the first value in the concatenation of all tensors
+  uint32_t selected;  // the number of values to select; not used if there is a threshold
+  uint32_t first;     // the index of the tensor's first value in the concatenation of all tensors
   uint32_t first_tile;
 };
 using Sources = TiledList<Source>;
 
-// Counts of the values of a tile, or of all values before this tile in its tensor.
+// The counts of a tile. At first, they refer to the values of this tile. `tfdist_select_place`
+// replaces them with the counts of all earlier tiles of the same tensor.
 struct Tally {
-  uint32_t above;  // number of magnitudes above the cut
-  uint32_t equal;  // number of magnitudes equal to the cut
+  uint32_t above;  // the number of magnitudes that are larger than the cut
+  uint32_t equal;  // the number of magnitudes that are equal to the cut
 };
 
-// Intermediate results that the kernels pass to each other.
+// Intermediate results that one kernel passes to the next one.
 struct Cuts {
-  // For each tensor, the cut: a magnitude. All larger magnitudes are selected. Of the magnitudes
-  // that are equal to the cut, the first `equals` are selected.
+  // For each tensor, the cut, and the number of values equal to the cut that are selected. All
+  // magnitudes that are larger than the cut are selected. If several magnitudes are equal to the
+  // cut, the first ones are selected.
   uint32_t* magnitudes;
   uint32_t* equals;
-  // For each tensor, the number of selected values; later, the number of rows before the tensor's
-  // rows.
+  // For each tensor, the number of its rows. `tfdist_select_sum` replaces this number with the
+  // number of rows of all earlier tensors.
   uint32_t* rows;
   // For each tensor, the number of selected values that are not finite.
   uint32_t* not_finite;
   uint32_t* all_rows;
-  Tally* tallies;  // one for each tile
-  // For each tensor of a list, the number of magnitudes with each value of a digit.
+  Tally* tallies;  // the counts of each tile
+  // For each tensor of a list and each value that a digit can have, the number of magnitudes that
+  // have this digit.
   uint32_t* digits;
 };
 
-// The digits by which magnitudes are compared, from the highest to the lowest.
+// A digit of a magnitude: the `bits` bits that begin at bit `shift`. `kDigits` contains the digits
+// of a magnitude, from the highest to the lowest.
 struct Digit {
   uint32_t shift;
   uint32_t bits;

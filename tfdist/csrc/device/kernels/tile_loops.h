@@ -8,7 +8,7 @@
 
 namespace tfdist::device {
 
-// Returns the index of the tensor that contains a tile.
+// Returns the index of the tensor that contains a tile. This is an index into `list.tensors`.
 template <typename T>
 uint32_t FindTensor(const TiledList<T>& list, uint32_t tile) {
   uint32_t first = 0, behind = list.count;
@@ -24,7 +24,9 @@ uint32_t FindTensor(const TiledList<T>& list, uint32_t tile) {
 }
 
 // Calls `use(tensor, number, tile, begin, count)` for each tile that this thread's half-warp
-// handles. The tile consists of the tensor's values [begin, begin + count).
+// handles. The tile consists of the values [begin, begin + count) of `tensor`. Its index among all
+// tiles of the operation is `tile`, and the index of the tensor among all tensors of the operation
+// is `number`.
 template <typename T, typename Use>
 void ForTiles(const TiledList<T>& list, Use use) {
   for (uint64_t i = HalfWarpOfGrid(); i < list.tiles; i += HalfWarpsOfGrid()) {

@@ -1,4 +1,4 @@
-// Reads and writes vectors of the tensors in a list.
+// Loads and stores the tensors of a list, one vector at a time.
 #pragma once
 
 #include <cstring>
@@ -8,7 +8,7 @@
 
 namespace tfdist::device {
 
-// Returns the tensor that contains a vector.
+// Returns the tensor that contains the vector with index `vector`.
 inline const Span& Find(const List& list, uint64_t vector) {
   uint32_t first = 0, behind = list.count;
   while (behind - first > 1) {
@@ -22,14 +22,17 @@ inline const Span& Find(const List& list, uint64_t vector) {
   return list.spans[first];
 }
 
-// Returns whether a vector can be loaded or stored as a whole. `data` is the input or the output of
-// the span.
+// Returns whether a vector can be loaded or stored with a single instruction. This requires that
+// the tensor is aligned, and that the whole vector is within the tensor.
+// Args: data: the input or the output of the span; offset: the offset of the vector in the tensor,
+// in bytes.
 inline bool IsWhole(const Span& span, const char* data, uint64_t offset) {
   const bool aligned = reinterpret_cast<uint64_t>(data) % kVectorBytes == 0;
   return aligned && offset + kVectorBytes <= span.bytes;
 }
 
-// Returns a vector. It contains zeros beyond the end of its tensor.
+// Returns the vector with index `vector`. If the tensor ends within this vector, the remaining
+// bytes of the vector are 0.
 inline Vector LoadVector(const List& list, uint64_t vector) {
   const Span& span = Find(list, vector);
   const uint64_t offset = (vector - span.begin) * kVectorBytes;

@@ -1,5 +1,5 @@
-// Gives a half-warp contiguous access to the values of a block. If the values are in one tensor,
-// they are accessed there. If they are in several tensors, they are accessed in a copy.
+// Gives a half-warp contiguous access to the values of a block, even if the
+// block extends over several tensors.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,14 @@
 
 namespace tfdist::device {
 
+// The values of a block. If they are all in one tensor, the half-warp accesses them directly.
+// Otherwise, it accesses a copy: `Fetch` copies the values from the tensors, and `Return` copies
+// them back to the tensors.
 class Window {
  public:
-  // Args: copies: memory for copies of all values from `place` on.
+  // Args: place: the position of the batch in a run; offset: the index of the block's first value
+  // in the batch; count: the number of values in the block; copies: memory for copies of all values
+  // of the batch.
   Window(const Place& place, uint64_t offset, uint32_t count, float* copies)
       : run_(place.run), begin_(place.begin + offset), count_(count) {
     if (run_.count == 0) return;
@@ -20,7 +25,7 @@ class Window {
     values_ = copied_ ? copies + offset : At(first, begin_);
   }
 
-  // Returns the values of the block; null if the run is empty.
+  // Returns the address of the block's values, or null if the run is empty.
   float* values() const { return values_; }
 
   void Fetch() const {
@@ -40,7 +45,7 @@ class Window {
   float* At(uint32_t stretch, uint64_t value) const {
     return run_.stretches[stretch].values + (value - run_.stretches[stretch].begin);
   }
-  // Returns the index of the stretch that contains a value.
+  // Returns the index of the stretch that contains a value of the run.
   uint32_t Find(uint64_t value) const {
     uint32_t first = 0, behind = run_.count;
     while (behind - first > 1) {
