@@ -54,10 +54,10 @@ int Guarded(Do what) {
   }
 }
 
-// Writes `message` to stderr as one line, or drops it if stderr does not become writable within 0.2
-// s. The thread that watches the other ranks also calls this function, and must not block. The line
-// has at most PIPE_BUF bytes, so a pipe that is ready for writing takes the whole line without
-// blocking.
+// Writes `message` to stderr as one line, or drops the message if stderr does not become writable
+// within 0.2 s. The thread that watches the other ranks also calls this function, so the function
+// must not block for long. The line has at most PIPE_BUF bytes, so a pipe that is ready for writing
+// takes the whole line without blocking.
 void Warn(const std::string& message) {
   const std::string line = ("tfdist: " + message).substr(0, PIPE_BUF - 1) + "\n";
   pollfd ready{STDERR_FILENO, POLLOUT, 0};
@@ -100,7 +100,7 @@ void Shape(Operation& operation, size_t count) {
   operation.fingerprint.AddShape({static_cast<int64_t>(count)});
 }
 
-// Returns the number of rows for each rank. The C functions treat each element as a row.
+// Returns the number of rows for each rank. In the C interface, each element is a row.
 std::vector<size_t> Rows(const size_t* counts, int ranks) { return {counts, counts + ranks}; }
 
 size_t Sum(const size_t* counts, int ranks) {
@@ -157,8 +157,9 @@ Communicator::Setup Convert(const tfd_setup& setup) {
   return converted;
 }
 
-// Throws Error if the rank is out of range, or if the setup does not contain exactly the required
-// descriptors. If a connection were missing, an operation could wait forever.
+// Throws Error if the rank is out of range, if a required descriptor is missing, or if there is a
+// descriptor that is not needed. If a connection were missing, an operation could wait for it
+// forever.
 void CheckSetup(const tfd_setup& setup) {
   if (setup.rank < 0 || setup.rank >= setup.size) {
     throw Error(Code::kInvalidArgument, "The rank must be one of the group's " +
@@ -269,7 +270,8 @@ int tfd_close(int64_t number) {
 
 int tfd_close_all(void) {
   return Guarded([] {
-    // The destructor of a future from std::async waits until its call has returned.
+    // All communicators are closed concurrently. The destructors of the futures at the end of this
+    // scope wait until all calls of `Close` have returned.
     std::vector<std::future<void>> closing;
     for (const auto& communicator : tfdist::RemoveAll()) {
       closing.push_back(std::async(std::launch::async, [communicator] { communicator->Close(); }));

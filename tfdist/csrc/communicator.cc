@@ -20,17 +20,17 @@ namespace {
 // connection.
 constexpr auto kAbortReasonGrace = std::chrono::milliseconds(1500);
 
-// When an operation is canceled, a rank waits this long for the program to report why its step
-// failed.
+// After an operation has been canceled, a rank waits this long for its program to report why the
+// step failed.
 constexpr auto kStepErrorGrace = std::chrono::milliseconds(1500);
 
 // A rank that closes the communicator waits at most this long for the other ranks, because they may
 // still read the memory of this rank's GPUs.
 constexpr auto kFarewellGrace = std::chrono::seconds(2);
 
-// A canceled operation fails when there has been no progress for some time. This constant is the
-// minimum of this time, as a number of intervals between status frames. It ensures that a late
-// status frame is not mistaken for a lack of progress.
+// A canceled operation fails when the group has made no progress for a certain time. This time is
+// at least this number of intervals between status frames, so that a late status frame is not
+// mistaken for a lack of progress.
 constexpr double kStatusesOfPatience = 4;
 
 std::string Elapsed(Clock::duration duration) {
@@ -39,8 +39,9 @@ std::string Elapsed(Clock::duration duration) {
   return text;
 }
 
-// Returns the error of an operation: the cause, followed by the operation that detected it. The
-// text is for people; programs read its parts from `AbortState`.
+// Returns the error of a failed operation. Its message consists of the message of the cause, and a
+// sentence about the operation that has detected the cause. Only people read this text; programs
+// get the same information from `AbortState`.
 Error Detected(const Error& cause, const Operation& operation, int rank, Clock::duration after) {
   std::string text = cause.what();
   if (text.empty() || text.back() != '.') text += ".";
@@ -49,8 +50,8 @@ Error Detected(const Error& cause, const Operation& operation, int rank, Clock::
   return Error(cause.code(), text, cause.event(), cause.worker());
 }
 
-// Returns the size of the input or of the output, whichever is larger. The output may not have been
-// allocated yet.
+// Returns the size of the operation's input or output, whichever is larger. An output that has not
+// been allocated yet counts as 0 bytes.
 uint64_t Bytes(const Operation& operation) {
   const Operation& first = operation.parts.empty() ? operation : operation.parts[0];
   return std::max(first.in.bytes(), first.out.bytes());
@@ -70,8 +71,8 @@ std::unique_ptr<Host> MakeHost(const Topology& topology, std::unique_ptr<Segment
                                 std::move(names), guard, recorder);
 }
 
-// Sets `*current` to the cancellation of an operation, and back to null when the operation has
-// ended.
+// While an object of this class exists, `*current` is the cancellation of an operation. The
+// destructor sets `*current` back to null.
 class Current {
  public:
   Current(const Cancellation** current, const Operation& operation) : current_(current) {
@@ -145,8 +146,8 @@ Communicator::Communicator(Setup setup)
   try {
     queue_.Start();
   } catch (...) {
-    // The watch thread calls functions of members that are about to be destroyed, so it must stop
-    // first.
+    // The watch thread uses members of this object, which are about to be destroyed, so the thread
+    // must stop first.
     watch_->Stop();
     if (news_ >= 0) close(news_);
     throw;
@@ -171,8 +172,8 @@ void Communicator::Execute(Operation& operation) {
     End(operation, false, launched);
     collectives_.fetch_add(1, std::memory_order_relaxed);
   } catch (const std::exception& error) {
-    // An unexpected exception aborts the group as well. Otherwise, the other ranks would wait until
-    // they time out.
+    // Not only an Error but any exception aborts the group. Otherwise, the other ranks would wait
+    // until they time out.
     Fail(operation, AsError(error));
   }
 }
@@ -206,12 +207,13 @@ void Communicator::EnqueuePart(size_t gpu, Operation part, Done done) {
   });
 }
 
-// Waits until this process's GPUs have computed the inputs. This rank counts as arrived only after
-// this wait.
+// Waits until this process's GPUs have computed the inputs of an operation. This rank joins the
+// operation only after this wait.
 //
-// If an abort ends the wait, the next `Check` throws the cause. If the step is canceled, the wait
-// for a GPU continues, because the GPU finishes its queued work anyway. But the wait for the parts
-// of an operation ends, because the canceled step may never queue a missing part.
+// If the group is aborted, the wait ends, and the next call of `Check` throws the cause. If only
+// the step is canceled, the wait for a GPU continues, because the GPU finishes its queued work
+// anyway. But the wait for the parts of an operation ends, because the canceled step may never
+// queue a part that is missing.
 void Communicator::AwaitInput(Operation& operation) {
   if (!device_) return;
   const Segment* const segment = fabric_.host->has_segment() ? &fabric_.host->segment() : nullptr;
@@ -225,8 +227,8 @@ void Communicator::AwaitInput(Operation& operation) {
     try {
       operation.parts = operation.assembly->Await(timeout_seconds_, ends_early);
     } catch (const std::exception& thrown) {
-      // A part that is queued too late would be mistaken for a part of the next operation, so the
-      // group is aborted.
+      // If a missing part were queued later, it would be mistaken for a part of the next operation.
+      // The group is therefore aborted.
       if (device_->HasLaunched()) device_->GiveUp();
       const Error error = AsError(thrown);
       GiveUp(error, true);
@@ -244,8 +246,8 @@ void Communicator::AwaitInput(Operation& operation) {
   }
 }
 
-// Waits until all launched operations have ended. The record of the last one is still open, so its
-// duration includes this wait.
+// Waits until all launched operations have finished. The record of the last of these operations is
+// still open, so this wait counts as part of its duration.
 void Communicator::AwaitLaunched() {
   const auto note = [this](bool active) {
     const std::lock_guard<std::mutex> lock(doing_mutex_);
@@ -259,9 +261,9 @@ void Communicator::AwaitLaunched() {
   note(false);
 }
 
-// Closes the record of the last launched operation, if it is open. A launched operation runs
-// concurrently with later work. Its record therefore stays open until this rank notices that the
-// operation has ended, or until the next operation begins.
+// Closes the record of the last launched operation, if the record is still open. A launched
+// operation runs concurrently with the work that follows. Its record therefore stays open until
+// this rank notices that the operation has finished, or until the next operation begins.
 void Communicator::CloseRecord() {
   if (launched_bytes_) recorder_.End(false, *launched_bytes_);
   launched_bytes_.reset();
@@ -286,8 +288,8 @@ void Communicator::Fail(const Operation& operation, const Error& error) {
   throw Detected(cause, operation, rank(), now - doing.since);
 }
 
-// Returns the cause of an error. If another rank reports a cause within a short time, the function
-// returns this cause; otherwise it returns the error itself.
+// Gives up because of an error, and returns the cause of the abort. If another rank reports a cause
+// within a short time, the function returns that cause; otherwise, it returns the error itself.
 Error Communicator::Cause(const Error& error) {
   if (error.code() == Code::kCancelled) {
     GiveUpHere();
@@ -300,8 +302,8 @@ Error Communicator::Cause(const Error& error) {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
   }
-  // A rank that closes its communicator also closes its data connections, which looks like a lost
-  // rank.
+  // If a rank closes its communicator, it also closes its data connections. This looks as if the
+  // rank were lost, so the event of such an error is changed from kLost to kLeft.
   const bool left = error.event() == Event::kLost && HasLeft(error.worker());
   GiveUp(left ? Error(error.code(), error.what(), Event::kLeft, error.worker()) : error, true);
   const std::lock_guard<std::mutex> lock(abort_mutex_);
@@ -316,7 +318,8 @@ bool Communicator::HasLeft(const std::string& worker) {
   });
 }
 
-// Returns true if the operation was only launched, and false if it has ended.
+// Runs an operation. Returns true if the operation has only been launched, and false if it has
+// ended.
 bool Communicator::Dispatch(Operation& operation) {
   if (!operation.device) {
     RunOnHost(operation);
@@ -403,7 +406,8 @@ void Communicator::CheckPeer(int peer) const {
                   std::to_string(peer) + ".");
 }
 
-// Returns the counter of the messages sent to a rank (kSend) or received from it (kReceive).
+// Returns the counter of the messages that have been sent to a rank (if `kind` is kSend) or
+// received from it (if `kind` is kReceive).
 uint64_t& Communicator::Messages(Kind kind, int peer) {
   return (kind == Kind::kSend ? messages_to_ : messages_from_)[static_cast<size_t>(peer)];
 }
@@ -425,8 +429,8 @@ void Communicator::Check() {
   if (IsOverdue()) throw StepEnded(Code::kCancelled);
 }
 
-// Returns whether the running operation was canceled, and the group has since made no progress for
-// too long.
+// Returns whether the running operation has been canceled, and the group has since then made no
+// progress for too long.
 bool Communicator::IsOverdue() {
   return cancellation_ && cancellation_->asked() &&
          cancellation_->Overdue(Clock::now(), progress_.Last(), patience_);
@@ -471,15 +475,15 @@ void Communicator::GiveUp(const Error& given, bool spread) {
   frame.worker = cause.worker();
   frame.message = message;
   if (spread && watch_) watch_->Tell({frame});
-  // If this fails, the socket is full or its reader has exited. In both cases, no reader needs to
-  // be woken.
+  // If this call fails, the socket is full or its reader has exited. The failure is ignored,
+  // because there is no reader that still has to be woken.
   if (news_ >= 0) (void)!send(news_, "!", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
   FlightLog::Instance().Ask("error", name_, message);
 }
 
 // Makes all later operations of this rank fail, since the canceled operation is incomplete. The
-// other ranks are not informed yet. If the program soon calls `StepFailed`, they receive its cause;
-// otherwise they learn only that this rank has given up its step.
+// other ranks are not informed yet, because the program may soon call `StepFailed` with the cause,
+// which they then receive. If it does not, they learn only that this rank has given up its step.
 void Communicator::GiveUpHere() {
   const std::lock_guard<std::mutex> lock(abort_mutex_);
   if (aborted_) return;
@@ -535,8 +539,8 @@ void Communicator::Close() {
   fabric_.host = nullptr;
 }
 
-// Sends farewells to the other ranks, and briefly waits for their farewells. Until then, the GPUs
-// of the other ranks may still read this rank's memory.
+// Sends farewells to the other ranks, and briefly waits for their farewells. A rank that has not
+// sent its farewell may still use its GPUs to read this rank's memory.
 void Communicator::AwaitFarewells() {
   Frame farewell;
   farewell.kind = FrameKind::kFarewell;

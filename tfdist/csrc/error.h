@@ -1,4 +1,4 @@
-// Errors of the core, and the ways to end a wait early: guards and cancellations.
+// The errors of the core, and the two ways to end a wait early: guards and cancellations.
 #pragma once
 
 #include <algorithm>
@@ -23,11 +23,11 @@ enum class Code : int {
   kCancelled = 6,
 };
 
-// The event that caused an error: what happened to the group or to one of its ranks. Programs read
-// the event; the message is for people.
+// The event that caused an error, such as the loss of a rank. Programs read the event, while people
+// read the error message.
 enum class Event : uint8_t {
-  // Another event: a mismatch, an expired deadline, an abort by the program, or a failure of this
-  // rank.
+  // None of the events below. Examples are a mismatch, an expired deadline, an abort by the
+  // program, and a failure of this rank.
   kOther = 0,
   kLost = 1,    // a rank's process has ended, or a connection to it has broken
   kSilent = 2,  // a rank has shown no sign of life for too long
@@ -43,20 +43,21 @@ inline const char* NameOf(Event event) {
   return names[static_cast<size_t>(event)];
 }
 
-// The maximum length of an error message that ranks send to each other. It is the same for control
-// frames and for shared memory, so that all ranks raise the same message.
+// The maximum length of an error message that ranks send to each other. The limit is the same for
+// control frames and for shared memory, so that the message is the same on all ranks.
 constexpr size_t kMaxMessageBytes = 1015;
 // The maximum length of a worker's name in an error that ranks send to each other.
 constexpr size_t kMaxNameBytes = 511;
 
 class Error : public std::runtime_error {
  public:
-  // Args: worker: the worker to which the event happened, as named in messages; "" if there is
-  // none.
+  // Args: worker: the name of the worker to which the event happened, or "" if there is none.
   Error(Code code, const std::string& message, Event event = Event::kOther, std::string worker = "")
       : std::runtime_error(message), code_(code), event_(event), worker_(std::move(worker)) {}
-  // A copy does not share the text: another thread may replace the original, and ThreadSanitizer
-  // does not see how the standard library counts the references to a shared text.
+  // Copies the text of the message. A copied std::runtime_error would share the text with the
+  // original, but another thread may replace the original at the same time. ThreadSanitizer would
+  // then report a data race, because it does not see how the standard library counts references to
+  // the text.
   Error(const Error& other) : Error(other.code_, other.what(), other.event_, other.worker_) {}
   Error& operator=(const Error&) = default;
   Code code() const { return code_; }
@@ -76,20 +77,20 @@ inline std::string ClauseOf(const Error& error) {
   return text.empty() ? "the reason is unknown" : text;
 }
 
-// Ends a wait early. The waiting thread calls `Check` periodically, and `Check` throws an exception
-// to end the wait.
+// An object that can end a wait early. The waiting thread calls `Check` periodically, and `Check`
+// throws an exception if the wait must end.
 class Guard {
  public:
   virtual ~Guard() = default;
-  // Throws Error if the wait cannot succeed: the group was aborted, a rank was lost, or the
-  // operation timed out.
+  // Throws Error if the wait cannot succeed, for example because the group was aborted, a rank was
+  // lost, or the operation timed out.
   virtual void Check() = 0;
   // Records that this rank has made progress: it has moved bytes, or it begins another wait.
   // Timeouts are measured from the last progress.
   virtual void NoteProgress() {}
 };
 
-// A caller's request that an operation end soon.
+// The request of a caller that an operation end soon.
 class Cancellation {
  public:
   using Clock = std::chrono::steady_clock;
@@ -104,9 +105,9 @@ class Cancellation {
   bool asked() const { return asked_ != 0; }
 
   // Returns whether a canceled operation must end at the time `now`. It must end when `patience`
-  // has passed since the request or since the group's last progress, whichever is later. Until
-  // then, an operation that all ranks have joined can still complete. This matters at the end of
-  // the data, when TensorFlow cancels the pending operations of a loop.
+  // has passed both since the request and since `progress`, the time of the group's last progress.
+  // Until then, an operation that all ranks have joined can still complete. This matters at the end
+  // of the data, when TensorFlow cancels pending operations of a loop.
   bool Overdue(Clock::time_point now, Clock::time_point progress, Seconds patience) const {
     const Clock::time_point asked{Clock::duration(asked_)};
     return this->asked() && now - std::max(asked, progress) > patience;
@@ -115,7 +116,7 @@ class Cancellation {
  private:
   using Rep = Clock::duration::rep;
 
-  std::atomic<Rep> asked_{0};  // time of the request; 0 if there is none
+  std::atomic<Rep> asked_{0};  // the time of the request; 0 if there is none
 };
 
 }  // namespace tfdist

@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <cstring>
 
-// Sanitizers cannot see the memory accesses of inline assembly, so builds with sanitizers use
-// memcpy.
+// Sanitizers cannot see the memory accesses of inline assembly, so memcpy is used if the core is
+// compiled with a sanitizer.
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
 #define TFDIST_OWN_COPIES
 #endif
@@ -43,7 +43,8 @@ void CopyFar(void* to, const void* from, size_t bytes) {
     _mm_stream_si128(target + 3, d);
   }
   std::memcpy(out, in, bytes);
-  // Ensures that the stores above are complete before the flag that publishes the data is stored.
+  // Non-temporal stores may complete late. This fence ensures that they are complete before the
+  // caller sets the flag that publishes the data.
   _mm_sfence();
 }
 

@@ -9,13 +9,13 @@
 
 namespace tfdist {
 
-// Copies into memory that another core will read.
+// `CopyNear` and `CopyFar` copy data into memory that another core will read.
 //
-// If another core was the last to read a cache line, an ordinary store to this line first fetches
-// it from that core. Which kind of copy is fastest depends on whether the two cores share a cache.
-// The following numbers were measured between two cores of one machine, in GB/s of a 1 MiB
-// all-reduce. With a shared cache: ordinary stores 6, CopyNear 19, CopyFar 7. Without a shared
-// cache: ordinary stores 1.2, CopyNear 2, CopyFar 8.
+// If another core was the last to read a cache line, an ordinary store to this line is slow,
+// because it must first fetch the line from that core. Which of the two functions is faster depends
+// on whether the two cores share a cache. The following speeds of a 1 MiB all-reduce were measured
+// between two cores of one machine, in GB/s. With a shared cache: ordinary stores 6, CopyNear 19,
+// CopyFar 7. Without a shared cache: ordinary stores 1.2, CopyNear 2, CopyFar 8.
 
 // Copies with the processor's string instructions, which leave the data in the caches.
 void CopyNear(void* to, const void* from, size_t bytes);
@@ -24,7 +24,8 @@ void CopyNear(void* to, const void* from, size_t bytes);
 void CopyFar(void* to, const void* from, size_t bytes);
 
 // Returns the number of clock ticks that it takes to read a word that another core has written, or
-// 0 if this cannot be measured. If it takes more than kFarTicks, the other core counts as far.
+// 0 if this cannot be measured. If the result is larger than kFarTicks, the two cores probably do
+// not share a cache.
 unsigned long TicksToRead(const void* word);
 constexpr unsigned long kFarTicks = 250;
 
@@ -35,8 +36,8 @@ struct BasicBuffer {
   size_t bytes;
 };
 
-// A list of buffers that is used as one contiguous sequence of bytes, so that tensors need not be
-// packed.
+// A list of buffers that is used like one contiguous buffer, so that the tensors of a collective
+// need not be copied into one buffer.
 template <typename Byte>
 class BasicBufferList {
  public:
@@ -49,7 +50,7 @@ class BasicBufferList {
 
   size_t bytes() const { return bytes_; }
 
-  // Returns the same buffers for reading only.
+  // Returns a list of the same buffers that allows only reading.
   BasicBufferList<const Byte> Const() const {
     std::vector<BasicBuffer<const Byte>> buffers;
     for (const auto& [buffer, begin] : buffers_) buffers.push_back({buffer.data, buffer.bytes});
@@ -70,8 +71,8 @@ class BasicBufferList {
     }
   }
 
-  // Returns the address of the byte at offset `begin`, and the number of contiguous bytes that
-  // begin there.
+  // Returns the contiguous range that begins at offset `begin` of the list and ends at the end of
+  // the buffer that contains this offset.
   BasicBuffer<Byte> At(size_t begin) const {
     const auto found = Find(begin);
     const size_t skipped = begin - found->begin;
@@ -89,7 +90,7 @@ class BasicBufferList {
     bytes_ += buffer.bytes;
   }
 
-  // Returns the last buffer that begins at the offset `begin` or before it.
+  // Returns the last buffer that begins at or before the offset `begin`.
   typename std::vector<Placed>::const_iterator Find(size_t begin) const {
     const auto after =
         std::upper_bound(buffers_.begin(), buffers_.end(), begin,
@@ -104,10 +105,11 @@ class BasicBufferList {
 using BufferList = BasicBufferList<char>;
 using ConstBufferList = BasicBufferList<const char>;
 
-// Memory that is kept between collectives, since the first access to newly allocated pages is slow.
+// Memory that several collectives use one after the other. It is not freed in between, since the
+// first access to newly allocated pages is slow.
 class Scratch {
  public:
-  // Returns at least `bytes` bytes of uninitialized memory. It is valid until the next call.
+  // Returns at least `bytes` bytes of uninitialized memory, which is valid until the next call.
   char* Take(size_t bytes) {
     if (bytes > bytes_) {
       memory_.reset(new char[bytes]);

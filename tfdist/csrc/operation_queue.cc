@@ -12,7 +12,7 @@
 namespace tfdist {
 namespace {
 
-// The queue to which this thread belongs; null if it belongs to none.
+// The queue to which this thread belongs, if it is a queue's own thread; otherwise null.
 thread_local const OperationQueue* employer = nullptr;
 
 }  // namespace

@@ -23,26 +23,25 @@ class ProgressClock {
   using Clock = std::chrono::steady_clock;
 
   // Records that this rank has made progress. Only the thread that runs this rank's operations
-  // calls this function. It does not read the clock, so that it is fast.
+  // calls this function. To be fast, it only counts and does not read the clock.
   void Note() {
     count_.store(count_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   }
   // Returns the number of calls of `Note`, modulo 2^32. This rank sends the number to the other
-  // ranks.
+  // ranks, which notice its progress when the number changes.
   uint32_t count() const { return count_.load(std::memory_order_relaxed); }
 
   // Records that another rank has made progress. May be called from any thread.
   void NoteOther() { last_ = Clock::now().time_since_epoch().count(); }
 
-  // Returns the time of the last known progress of any rank. If this rank has made progress since
-  // the last call of this function, that progress counts as made now. May be called from any
-  // thread.
+  // Returns the time of the last known progress of any rank. If `Note` has been called since the
+  // last call of this function, the current time is returned. May be called from any thread.
   Clock::time_point Last() {
     const uint32_t now = count();
     if (now != seen_) {
       NoteOther();
-      // This store is the last one, so that no other thread can combine the new count with the old
-      // time.
+      // `seen_` must be stored after `last_`. Otherwise, a concurrent call could see the new count,
+      // and return the old time.
       seen_ = now;
     }
     return Clock::time_point(Clock::duration(last_));
@@ -54,31 +53,34 @@ class ProgressClock {
   std::atomic<Clock::rep> last_{0};
 };
 
-// Runs a communicator's operations one at a time, in the thread that calls `Run` or in the queue's
-// own thread.
+// Runs a communicator's operations one at a time. An operation runs either in the thread that calls
+// `Run` or in the queue's own thread.
 class OperationQueue {
  public:
-  // Receives null if the operation succeeded, and the error otherwise. The queue's thread calls
-  // this function. If the queue has been closed, `Enqueue` calls it. The function must not throw,
-  // and must not wait for the queue.
+  // A function that is called when an operation has ended. Its argument is null if the operation
+  // succeeded, and otherwise the error. The queue's own thread calls the function, except that
+  // `Enqueue` calls it if the queue has already been closed. The function must not throw, and must
+  // not wait for the queue.
   using Done = std::function<void(const Error*)>;
 
-  // Args: name: the communicator's name, for messages; execute: a function that runs one operation,
-  // and throws Error if the operation fails.
+  // Args:
+  //   name: the communicator's name, which appears in error messages.
+  //   execute: a function that runs one operation, and throws Error if the operation fails.
   OperationQueue(std::string name, std::function<void(Operation&)> execute);
 
   void Start();
   // Runs an operation after all earlier ones, and returns when it has ended. If no other operation
-  // is pending, the calling thread runs it; otherwise the queue's thread does. Throws Error.
+  // is pending, the calling thread runs it; otherwise, the queue's thread does. Throws Error if the
+  // operation fails.
   void Run(Operation operation);
-  // Queues an operation for the queue's own thread, and returns immediately. `done` may destroy the
-  // buffers of `operation`.
+  // Queues an operation for the queue's own thread, and returns immediately. `done` is called when
+  // the operation has ended, and may destroy the buffers of `operation`.
   void Enqueue(Operation operation, Done done);
-  // Refuses new operations, and waits until the pending ones have ended. Returns false if the queue
-  // has already been closed.
+  // Closes the queue: refuses new operations, and waits until the pending operations have ended.
+  // Returns false if the queue has already been closed.
   bool Close();
 
-  // Returns descriptions of the operations that wait for the running operation to end.
+  // Returns descriptions of the queued operations, which wait until the running operation ends.
   std::vector<std::string> Waiting();
 
  private:

@@ -15,15 +15,15 @@ struct Registry {
   int64_t last = 0;
 };
 
-// Never destroyed, because threads of other libraries may still use the registry while the process
-// ends.
+// Returns the only registry of this process. It is never destroyed, because threads of other
+// libraries may still use it while the process exits.
 Registry& Instance() {
   static Registry* const registry = new Registry;
   return *registry;
 }
 
-// Makes the registry of a forked child empty. The child does not have the threads of the parent's
-// communicators, so it must never destroy these communicators.
+// Empties the registry in a forked child without destroying the communicators. They must not be
+// destroyed in the child, because the child does not have their threads.
 void InForkedChild() {
   new std::map<int64_t, std::shared_ptr<Communicator>>(std::move(Instance().communicators));
   Instance().communicators.clear();
@@ -46,7 +46,8 @@ int64_t Register(std::shared_ptr<Communicator> communicator) {
   (void)hooked;
   Registry& registry = Instance();
   const std::lock_guard<std::mutex> lock(registry.mutex);
-  // If two communicators had the same name, a graph could silently use the wrong group.
+  // Rejects a name that is already in use, because a graph, which finds its communicator by name,
+  // could otherwise silently use the wrong group.
   if (Named(registry, communicator->name())) {
     throw Error(Code::kInvalidArgument, "There is a communicator '" + communicator->name() +
                                             "' in this process already. Close it first, or give "

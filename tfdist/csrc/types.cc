@@ -27,7 +27,7 @@ const char* NameOf(Kind kind) {
 
 void Fingerprint::SetName(const std::string& text) {
   std::memset(name, 0, sizeof(name));
-  // The end of a long name is more specific than its beginning.
+  // A name that is too long loses its beginning, because its end is more specific.
   const size_t skipped = text.size() < sizeof(name) ? 0 : text.size() - sizeof(name) + 1;
   std::memcpy(name, text.data() + skipped, text.size() - skipped);
 }
@@ -81,7 +81,8 @@ std::string Describe(const Fingerprint& f) {
   }
   if (f.kind != Kind::kBarrier) {
     text += std::string(" ") + NameOf(f.type);
-    // all_gather and all_to_all have no shape if they are called from C.
+    // If all_gather or all_to_all is called through the C interface, its fingerprint contains no
+    // shape.
     if (f.tensors > 0) {
       text += "[";
       if (f.dimensions <= 4) {

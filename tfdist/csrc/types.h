@@ -1,4 +1,4 @@
-// Types of values, and fingerprints of operations.
+// The types of values and operations, and the fingerprints of operations.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace tfdist {
 
-// The element types and reductions that collectives support.
+// The types of the values that collectives support.
 enum class DType : uint8_t {
   kBool,
   kUint8,
@@ -61,10 +61,11 @@ constexpr size_t SizeOf(DType type) {
 
 constexpr bool IsFloating(DType type) { return type >= DType::kFloat16; }
 
-// Returns the type of partial results: the results of a reduction over some of the ranks, which are
-// then reduced further. The partial results of half types are float32, so that only the final
-// result is rounded to the half type. The partial results of a float32 mean are float64: the sum of
-// equal float32 values is then exact, so their mean is exactly that value.
+// Returns the type in which partial results are stored. A partial result is the reduction of the
+// values of some ranks, which will be reduced further. The partial results of half types are
+// float32, so that only the final result is rounded to the half type. The partial results of a
+// float32 mean are float64: the sum of equal float32 values is then exact, so their mean is exactly
+// the common value.
 constexpr DType PartialType(DType type, ReduceOp op) {
   if (type == DType::kFloat16 || type == DType::kBfloat16) return DType::kFloat32;
   return type == DType::kFloat32 && op == ReduceOp::kMean ? DType::kFloat64 : type;
@@ -78,22 +79,25 @@ const char* NameOf(Kind kind);
 // to detect that they have called different operations.
 //
 // A fingerprint is trivially copyable, so that it can be sent over a socket or stored in shared
-// memory. A fingerprint that another rank has sent may contain arbitrary bytes. `Describe` and
+// memory. If it has arrived from another rank, it may contain arbitrary bytes. `Describe` and
 // `Agree` accept any bytes.
 struct Fingerprint {
-  // The number of the collective in its group, or of the message between its two ranks.
+  // The number of the collective in its group. For a message, its number among the messages from
+  // the sender to the receiver.
   uint64_t sequence = 0;
-  uint64_t shapes = 0;  // hash of all shapes and of other values that must be equal
-  uint64_t count = 0;   // number of elements in all tensors
-  int32_t root = 0;     // root of a broadcast
+  uint64_t shapes = 0;  // a hash of all shapes and of other values that must be equal
+  uint64_t count = 0;   // the number of elements in all tensors
+  int32_t root = 0;     // the root of a broadcast
   uint16_t tensors = 0;
   Kind kind = Kind::kBarrier;
   DType type = DType::kUint8;
   ReduceOp op = ReduceOp::kSum;
-  uint8_t dimensions = 0;  // of the first tensor; 255 if there are more than 4
-  uint8_t algorithm = 0;   // the algorithm that the setup selects for an all-reduce
-  uint8_t failures = 0;    // number of this rank's failed steps, modulo 256
-  uint32_t codec = 0;      // hash of the compression settings; 0 without compression
+  // The number of dimensions of the first tensor, or 255 if it has more than 4.
+  uint8_t dimensions = 0;
+  // For an all-reduce, the algorithm that the setup of the communicator selects.
+  uint8_t algorithm = 0;
+  uint8_t failures = 0;  // the number of this rank's failed steps, modulo 256
+  uint32_t codec = 0;    // a hash of the compression settings; 0 without compression
   int64_t dims[4] = {};
   uint8_t on_device = 0;  // 1 if the operation uses device memory, otherwise 0
   char name[55] = {};
@@ -102,26 +106,26 @@ struct Fingerprint {
   // Adds a tensor with the dimensions `dims`.
   void AddShape(const std::vector<int64_t>& dims);
   // Adds a tensor that consists of rows. Its first dimension is the number of rows. `Agree` ignores
-  // this dimension, since it may differ between ranks.
+  // this dimension, because ranks may have different numbers of rows.
   void AddRows(const std::vector<int64_t>& dims);
 };
 static_assert(sizeof(Fingerprint) == 128 && std::is_trivially_copyable_v<Fingerprint>);
 
-// Returns whether two ranks have joined the same operation. A send agrees with the matching
-// receive.
+// Returns whether two ranks have joined the same operation. A send and the matching receive count
+// as the same operation.
 bool Agree(const Fingerprint& mine, const Fingerprint& theirs);
 
-// Returns a description for messages, such as "all_reduce 'gradients' float32[3,5] sum".
+// Returns a description for error messages, such as "all_reduce 'gradients' float32[3,5] sum".
 std::string Describe(const Fingerprint& fingerprint);
 
-// Returns whether a rank with `failures` failed steps has had more failed steps than a rank with
-// `others` failed steps. Both numbers are modulo 256.
+// Compares the numbers of failed steps of two ranks, and returns whether `failures` is larger than
+// `others`. Both numbers are known only modulo 256.
 bool FailedMore(uint8_t failures, uint8_t others);
 
 // Returns the error for two ranks that have joined different operations. Both ranks construct the
-// same error. Its code is kUnavailable if the operations differ only in the number of failed steps,
-// because one rank has continued after a step that failed only there. Otherwise, the code is
-// kMismatch.
+// same error. If the operations differ only in the number of failed steps, one rank has continued
+// after a step that failed only there, and the code of the error is kUnavailable. Otherwise, the
+// code is kMismatch.
 Error Disagreement(const std::string& rank, const Fingerprint& joined,
                    const std::string& other_rank, const Fingerprint& other_joined);
 

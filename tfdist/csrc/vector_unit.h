@@ -1,4 +1,4 @@
-// Selects the processor's vector instructions and its floating-point mode.
+// Selects the vector instructions and the floating-point mode that the core uses.
 #pragma once
 
 #include <cstdint>
@@ -9,26 +9,26 @@ namespace tfdist {
 // The vector instruction sets for which the core has separately compiled code.
 enum class VectorUnit { kBaseline, kAvx2, kAvx512 };
 
-// Returns the vector unit that `ChooseVectorUnit` has selected; by default, the best one that this
-// processor supports.
+// Returns the vector unit that `ChooseVectorUnit` has selected. By default, this is the best one
+// that the processor supports.
 VectorUnit FindVectorUnit();
 
 // Returns "baseline", "avx2" or "avx512".
 const char* NameOf(VectorUnit unit);
 
-// Selects the vector unit for all computation. The name "" selects the best one that this processor
-// supports. Call this function before any computation. Throws Error(kInvalidArgument) if the name
-// is unknown or this processor lacks the vector unit.
+// Selects the vector unit for all computation. If the name is "", selects the best one that the
+// processor supports. Call this function before any computation. Throws Error(kInvalidArgument) if
+// the name is unknown, or if the processor does not have this vector unit.
 void ChooseVectorUnit(const std::string& name);
 
 }  // namespace tfdist
 
 // The floating-point mode in which the core computes.
 //
-// A thread inherits the floating-point mode of the thread that created it. TensorFlow's threads
-// flush denormal numbers to zero, and so does a thread that has loaded a library built with
-// -ffast-math. But ranks that reduce the same values must get the same bits, so the core sets the
-// mode itself.
+// The core sets the mode itself, because ranks that reduce the same values must get the same bits.
+// Otherwise, the mode would depend on the thread: a new thread inherits the mode of the thread that
+// created it. TensorFlow's threads flush denormal numbers to zero, and so does a thread that has
+// loaded a library built with -ffast-math.
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>
@@ -36,8 +36,8 @@ void ChooseVectorUnit(const std::string& name);
 
 namespace tfdist {
 
-// Sets the floating-point mode of this thread until the object is destroyed: it rounds to nearest
-// (ties to even) and keeps denormal numbers.
+// Sets the floating-point mode of this thread, and restores the earlier mode in the destructor. In
+// this mode, results are rounded to nearest (ties to even), and denormal numbers are kept.
 class FloatMode {
  public:
   FloatMode() : before_(Get()) { Set(kDefault); }

@@ -7,8 +7,9 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-// This pragma follows the standard headers, so that it does not apply to their inline functions.
-// The linker may use those functions in code that must run on any processor.
+// This pragma must follow the standard headers. Otherwise, their inline functions would also be
+// compiled for this vector unit, and the linker could use these versions of the functions in code
+// that must run on any processor.
 #if defined(__clang__)
 #pragma clang attribute push( \
     __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,f16c"))), apply_to = function)

@@ -1,4 +1,5 @@
-// The codecs, compiled for any processor of the architecture.
+// The codecs, compiled without optional vector instructions, so that they run on any processor of
+// the architecture.
 #include <cmath>
 #include <cstdint>
 #include <cstring>

@@ -55,7 +55,8 @@ void CheckCodec(const Codec& codec) {
 
 Codec MakeCodec(int64_t encoding, int64_t bits, bool stochastic, bool euclidean, bool unit,
                 float clip, int64_t block) {
-  // A number that does not fit its field becomes a value that CheckCodec rejects.
+  // A number that does not fit in its field is replaced with a value that `CheckCodec` rejects. If
+  // it were only truncated, the result could look valid.
   const auto small = [](int64_t number) {
     return static_cast<uint8_t>(number < 0 || number > 255 ? 255 : number);
   };

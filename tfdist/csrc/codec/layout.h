@@ -1,8 +1,9 @@
 // The layout of an encoded block: the header, followed by the codes.
 //
-// The codes of a block are stored in planes, so that packing them does not require shuffle
-// instructions. Let p be the number of codes in a byte, and `plane` the number of bytes with codes.
-// Then byte k holds the p codes of the values k, k + plane, k + 2 * plane, and so on.
+// Several codes with fewer than 8 bits share a byte. Let p = 8 / bits be the number of codes in a
+// byte, and let `plane` be the size of all codes of the block in bytes. Then byte k contains the p
+// codes of the values k, k + plane, k + 2 * plane, and so on. Consecutive values therefore have
+// their codes in consecutive bytes, and packing the codes does not require shuffle instructions.
 #pragma once
 
 #include "codec/codec.h"

@@ -10,14 +10,15 @@
 namespace tfdist {
 namespace {
 
-// The number of rows of each rank, and whether the eager slots already contain the rows of all
-// ranks.
+// The number of rows that each rank contributes. If `arrived` is true, the eager slots of the ranks
+// contain the rows as well.
 struct Sizes {
   std::vector<size_t> rows;
   bool arrived = false;
 };
 
-// The number of bytes that an eager slot can hold after the number of rows.
+// The maximum size of the rows in an eager slot. The slot begins with the number of rows, and the
+// rows follow.
 constexpr size_t kMaxEagerRowBytes = EagerSlot::kBytes - sizeof(uint64_t);
 
 Sizes OnOneHost(Host& host, const Operation& operation) {

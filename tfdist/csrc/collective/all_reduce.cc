@@ -24,11 +24,12 @@ constexpr Named kAlgorithms[] = {
 };
 
 constexpr int kMaxEagerRanks = 64;
-// Up to this size, the time of a message between hosts depends mainly on the latency.
+// Up to this size, the time to send a message between hosts is mainly latency. `RunOneShot` is then
+// the fastest algorithm, because it takes only one round of messages.
 constexpr size_t kOneShotBytes = 16 << 10;
 constexpr int kMaxOneShotRanks = 64;
-// With more members, a ring is used: each member has fewer connections, and no member receives from
-// many senders concurrently.
+// With more members than this, a ring is used instead. In a ring, each member has only two
+// connections, and no member receives from many senders concurrently.
 constexpr int kMaxTwoShotRanks = 16;
 
 double Divisor(const Operation& operation, int size) {
@@ -48,8 +49,9 @@ Transfer Everything(const Operation& operation, int participants, int owners, in
   return transfer;
 }
 
-// Reduces the inputs of all ranks of the host, and writes elements of type `out_type` to `out`. The
-// inputs of the other ranks are in their eager slots.
+// Reduces the inputs of all ranks of the host. The inputs must be small enough for the eager slots.
+// Reads the inputs of the other ranks from their eager slots, and writes the results to `out` as
+// elements of type `out_type`.
 void ReduceEagerly(Host& host, const Operation& operation, double divisor, const BufferList& out,
                    DType out_type) {
   const DType type = operation.fingerprint.type;
@@ -65,8 +67,9 @@ void ReduceEagerly(Host& host, const Operation& operation, double divisor, const
     const auto to = out.At(done * wider);
     const size_t bytes = std::min(own.bytes, to.bytes / wider);
     for (int rank = 0; rank < host.size(); ++rank) {
-      // This rank's input is read from the caller's memory. Reading the copy in the eager slot
-      // would have to wait until the copy has been stored.
+      // This rank's own input is read from the caller's memory instead of its eager slot. The copy
+      // in the slot has just been stored, and the CPU would have to wait until the store has
+      // completed.
       all[rank] = rank == host.rank() ? own.data : arrived[rank] + done;
     }
     Reduce({type, op, divisor, all, host.size(), bytes / element, to.data, out_type});
@@ -88,12 +91,14 @@ void OverLinks(Fabric& fabric, const Operation& operation, const Members& member
                Transfer transfer, Algorithm algorithm) {
   const int size = static_cast<int>(members.ranks.size());
   transfer.part_bytes = CutEvenly(transfer.in.bytes(), SizeOf(transfer.type), size, size);
-  // Whether this is the whole all-reduce. If not, it is the step between the hosts of a
-  // hierarchical all-reduce.
+  // Whether this is the whole all-reduce, instead of only the step between the hosts of a
+  // hierarchical all-reduce. Only in this case is the algorithm recorded as the algorithm of the
+  // operation.
   const bool whole = algorithm != Algorithm::kAuto ||
                      static_cast<int>(fabric.topology.hosts.size()) == fabric.topology.size;
   if (algorithm == Algorithm::kAuto) { algorithm = BetweenHosts(transfer.in.bytes(), size); }
-  // A ring rounds partial results at every hop, which loses precision if they need a wider type.
+  // A ring rounds the partial results at every hop. If they need a wider type, this would lose
+  // precision, so `RunTwoShot` is used instead.
   const bool rounds = PartialType(transfer.type, transfer.op) != transfer.type;
   if (rounds && algorithm == Algorithm::kRing) algorithm = Algorithm::kTwoShot;
   if (whole) fabric.recorder.Chose(static_cast<uint8_t>(algorithm));
@@ -114,7 +119,8 @@ void Compress(Fabric& fabric, const Operation& operation, const Members& members
   RunCompressed(fabric, operation.fingerprint, members, transfer, *operation.compression, begin);
 }
 
-// Rounds sums of `from_type` to `type`, which has half the size.
+// Rounds `sums` from the type `from_type` to the type `type`, which is half as wide, and writes the
+// results to `out`.
 void Narrow(const BufferList& sums, DType from_type, DType type, const BufferList& out) {
   size_t done = 0;
   out.ForEach(0, out.bytes(), [&](char* to, size_t bytes) {
@@ -124,9 +130,10 @@ void Narrow(const BufferList& sums, DType from_type, DType type, const BufferLis
   });
 }
 
-// Reduces among the ranks of each host, then among the hosts, and distributes the result within
-// each host. The sums of a host have the partial type. They are rounded once, after the reduction
-// among the hosts.
+// A hierarchical all-reduce. First, the ranks of each host reduce their inputs. Then the hosts
+// all-reduce these sums. Finally, each host distributes the result to its ranks. Between the first
+// and the last step, the sums are stored in the partial type (`PartialType`), so that they are
+// rounded to the type of the result only once.
 class Hierarchical {
  public:
   Hierarchical(Fabric& fabric, const Operation& operation)
@@ -154,7 +161,9 @@ class Hierarchical {
   }
 
  private:
-  // Args: begin: the offset of the transfer's values in the operation's values, in bytes.
+  // All-reduces the sums of this rank's host with the sums of the other hosts.
+  // Args: begin: the offset in bytes of the transfer's first value among all values of the
+  // operation.
   void AmongHosts(const Transfer& transfer, size_t begin) {
     const Members members = Counterparts(fabric_.topology);
     fabric_.recorder.BetweenHosts(true);
@@ -173,8 +182,9 @@ class Hierarchical {
     return transfer;
   }
 
-  // Every rank of the host computes all of the host's sums, and reduces them with its counterparts
-  // on the other hosts.
+  // For small inputs: every rank computes all sums of its host by itself. Each rank then
+  // all-reduces these sums with its counterparts, which are the ranks at the same position on the
+  // other hosts. No rank needs to distribute a result within its host.
   void Small(const Transfer& whole) {
     BufferList sums = operation_.out;
     if (widens_) sums = BufferList(Take(2 * sums.bytes()), 2 * sums.bytes());
@@ -184,8 +194,9 @@ class Hierarchical {
     if (widens_) Narrow(sums, partial_type_, type_, operation_.out);
   }
 
-  // The ranks of a host each compute a part of the host's sums. Each of these ranks then reduces
-  // its part with its counterparts on the other hosts.
+  // For large inputs: each rank of a host computes one part of the host's sums. The rank then
+  // all-reduces this part with its counterparts on the other hosts, and shares the result with the
+  // other ranks of its host.
   void Large(const Transfer& whole) {
     const size_t bytes = whole.part_bytes[static_cast<size_t>(host_.rank())];
     const size_t sum_bytes = widens_ ? 2 * bytes : bytes;
@@ -226,9 +237,9 @@ class Hierarchical {
   DType type_;
   DType partial_type_;
   // The number of ranks of each host that exchange data with other hosts. It is the number of ranks
-  // of the smallest host.
+  // of the smallest host, so that each of these ranks has a counterpart on every host.
   size_t leaders_ = SIZE_MAX;
-  size_t max_ranks_ = 0;  // number of ranks of the largest host
+  size_t max_ranks_ = 0;  // the number of ranks of the largest host
   bool widens_;
 };
 

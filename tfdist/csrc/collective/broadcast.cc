@@ -20,8 +20,8 @@ int LeaderOf(const Topology& topology, size_t host, int root) {
   return static_cast<size_t>(topology.host_of[static_cast<size_t>(root)]) == host ? root : ranks[0];
 }
 
-// Sends the data along a binomial tree over the hosts. A host forwards each chunk as soon as it has
-// received the chunk.
+// Sends the data from the root's host to all other hosts, along a binomial tree of their leaders. A
+// leader forwards each chunk as soon as it has received the chunk.
 void BetweenLeaders(Fabric& fabric, const Operation& operation, int root) {
   const Topology& topology = fabric.topology;
   const int hosts = static_cast<int>(topology.hosts.size());
@@ -36,10 +36,11 @@ void BetweenLeaders(Fabric& fabric, const Operation& operation, int root) {
   for (; bit < hosts && !(me & bit); bit <<= 1) {
     if (me + bit < hosts) children.push_back(leader(me + bit));
   }
-  // The most distant child has the deepest subtree, so it is served first.
+  // The last child in the list has the deepest subtree. It is served first, because its subtree
+  // takes the longest.
   std::reverse(children.begin(), children.end());
-  // Fingerprints are sent in both directions, so that a parent also notices if a child has joined
-  // another collective.
+  // The data is sent only from parents to children, but the fingerprints are sent in both
+  // directions. A parent therefore also notices if a child has joined another collective.
   for (const int child : children) {
     exchange.Send(child, nullptr, 0);
     exchange.Receive(child, nullptr, 0);
@@ -66,7 +67,7 @@ void BetweenLeaders(Fabric& fabric, const Operation& operation, int root) {
   exchange.Run();
 }
 
-// Distributes the data of one rank to all other ranks of the host.
+// Sends the data of the rank at position `from` to all other ranks of the host.
 void OnHost(Host& host, const Operation& operation, int from, const ConstBufferList& data) {
   Transfer transfer;
   transfer.gather = true;
@@ -79,7 +80,7 @@ void OnHost(Host& host, const Operation& operation, int from, const ConstBufferL
 
 }  // namespace
 
-// Only the root reads `in`. `in` and `out` may be the same memory.
+// Only the root reads `operation.in`, which may be the same memory as `operation.out`.
 void Broadcast(Fabric& fabric, Operation& operation) {
   const Topology& topology = fabric.topology;
   Host& host = *fabric.host;
@@ -123,7 +124,8 @@ void Barrier(Fabric& fabric, Operation& operation) {
   fabric.host->Arrive(operation.fingerprint);
   fabric.host->AwaitAll();
   if (fabric.topology.hosts.size() == 1) return;
-  // Exchanges only fingerprints with all other ranks, since the transfer has no data.
+  // A transfer without data: the ranks exchange only their fingerprints. A rank can therefore not
+  // leave the barrier before all other ranks have joined it.
   Transfer nothing;
   nothing.gather = true;
   nothing.part_bytes.assign(static_cast<size_t>(fabric.topology.size), 0);

@@ -11,8 +11,8 @@ constexpr size_t kChunkValues = 64 << 10;
 
 bool AreVotes(const Codec& codec) { return codec.encoding == Encoding::kSigns && codec.unit; }
 
-// A vote can end in a tie, which kSigns cannot represent. The results of votes are therefore
-// encoded with the levels -1, 0 and 1.
+// A vote can end in a tie, and kSigns has no code for 0. The results of votes are therefore encoded
+// with kLevels, as -1, 0 or 1.
 Codec ForSums(Codec codec) {
   if (AreVotes(codec)) {
     codec.encoding = Encoding::kLevels;

@@ -1,5 +1,5 @@
-// The collectives, independent of the transport. All ranks call the same collectives in the same
-// order.
+// The collectives, independent of the transport. All ranks must call the same collectives in the
+// same order.
 #pragma once
 
 #include "collective/operation.h"
@@ -7,18 +7,18 @@
 
 namespace tfdist {
 
-// The algorithms of an all-reduce.
+// The algorithms for an all-reduce.
 enum class Algorithm {
   kAuto,
   kShm,           // through the shared memory of a host, chunk by chunk
   kOneShot,       // each rank sends its whole input to every other rank
   kTwoShot,       // each rank reduces one part, and sends the result to every other rank
-  kRing,          // each rank exchanges data with only two others
+  kRing,          // each rank exchanges data with only two other ranks
   kHierarchical,  // first within each host, then between the hosts
 };
 
-// Returns the algorithm with this name; "" means kAuto. If the name is unknown, throws
-// Error(kInvalidArgument) with a list of the known names.
+// Returns the algorithm with this name, or kAuto if the name is empty. If the name is unknown,
+// throws Error(kInvalidArgument) with a list of the known names.
 Algorithm AlgorithmNamed(const char* name);
 const char* NameOf(Algorithm algorithm);
 

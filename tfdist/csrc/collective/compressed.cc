@@ -12,7 +12,7 @@
 namespace tfdist {
 namespace {
 
-// Adds the lifetime of this object, in nanoseconds, to `*total`.
+// Measures time: the destructor adds the lifetime of this object, in nanoseconds, to `*total`.
 class Timed {
  public:
   explicit Timed(int64_t* total) : total_(total), begin_(Nanoseconds()) {}
@@ -65,9 +65,9 @@ class Compressed {
   }
   size_t Batches(size_t count) const { return (count + batch_ - 1) / batch_; }
 
-  // Divides the memory for encoded values. It begins with the values of this rank's part, which are
-  // received from all members. Then it contains, for each part, the values that this rank sends and
-  // the sums of this part.
+  // Divides the buffer for encoded values into regions. The first region is for the values that the
+  // members send for this rank's part. Two regions follow for each part: the first is for the
+  // values that this rank sends for the part, and the second is for the encoded sums of the part.
   void LayOut() {
     const Codec &codec = t_.codec(), &sums_codec = t_.sums_codec();
     arrived_.stride = EncodedBytes(codec, Own());
@@ -144,14 +144,14 @@ class Compressed {
   const CodedTransfer& t_;
   Coder& coder_;
   const int size_;
-  const size_t batch_;  // number of values in a batch, which consists of whole chunks
+  const size_t batch_;  // the number of values in a batch, a multiple of the chunk size
   Coder::Arrived arrived_{};
-  std::vector<uint8_t*> sent_;  // for each part, this rank's encoded values
+  std::vector<uint8_t*> sent_;  // for each part, the encoded values that this rank sends
   std::vector<uint8_t*> sums_;  // for each part, the encoded sums
-  // For each member, the number of received batches of this rank's part.
+  // For each member, the number of batches for this rank's part that have arrived from the member.
   std::vector<size_t> received_;
-  size_t summed_ = 0;   // number of summed batches of this rank's part
-  int64_t coding_ = 0;  // nanoseconds spent on encoding, decoding and summing
+  size_t summed_ = 0;   // the number of batches of this rank's part that have been summed
+  int64_t coding_ = 0;  // the time spent on encoding, decoding and summing, in nanoseconds
 };
 
 }  // namespace

@@ -41,9 +41,9 @@ class AroundRing {
                    [this](const char* data, size_t some) { exchange_.Send(next_, data, some); });
   }
 
-  // Receives the partial sums of a part, adds this member's values, and forwards the sums to the
-  // next member. In the last step, the part is this member's own part, and its sums are then
-  // complete.
+  // Receives the partial sums of one part from the previous member, adds this member's values, and
+  // sends the sums to the next member. In the last step, the received part is the one that this
+  // member owns. Its sums are then complete, and are sent as the result.
   void ReceiveSums(int step) {
     const int part = PartBefore(step + 2);
     const bool complete = part == me_;
@@ -96,7 +96,7 @@ class AroundRing {
   const int size_;
   const int next_;
   const int previous_;
-  char* sums_ = nullptr;  // partial sums, at the offsets of their parts
+  char* sums_ = nullptr;  // the partial sums of each part, at the offset of the part
 };
 
 }  // namespace

@@ -1,8 +1,11 @@
-// Each rank has a room in the segment, and copies into it only the data that other ranks will read.
-// When scattering, these are the values of the other ranks' parts; when gathering, the result of
-// its own part. A reduced part is written to the caller's memory and to the segment in one pass.
-// The chunks overlap: a rank publishes its next chunk before it waits for the other ranks to
-// publish the current one.
+// The algorithm of `RunShm`. Each rank owns a region of the segment, called its room. Into its
+// room, it copies only the data that other ranks need: when scattering, its values of the other
+// ranks' parts, and when gathering, the result of its own part. As soon as a rank has reduced some
+// values of its part, it writes the results both to the caller's memory and to its room, while they
+// are still in its cache.
+//
+// Work on successive chunks overlaps: a rank publishes its next chunk before it waits until the
+// other ranks have published the current chunk.
 
 #include "collective/algorithms.h"
 
@@ -32,14 +35,16 @@ class Run {
     for (size_t i = 0; i < count_; ++i) {
       if (i + 1 < count_) Publish(first + i + 1, i + 1);
       if (t_.scatter) ReduceOwn(first + i, i);
-      // Collects the previous chunk, because the other ranks have had time to reduce it.
+      // The other ranks are probably still reducing the current chunk. Collects the previous chunk,
+      // which they have probably finished.
       if (i > 0) Collect(first + i - 1, i - 1);
     }
     Collect(first + count_ - 1, count_ - 1);
   }
 
  private:
-  // The i-th chunk contains `Length(j, i)` bytes of rank j's part, from the offset `Begin(i)` on.
+  // Chunk i contains `Length(j, i)` bytes of rank j's part, beginning at the offset `Begin(i)`
+  // within the part.
   size_t Begin(size_t i) const { return i * slice_; }
   size_t Length(int j, size_t i) const {
     const size_t bytes = t_.part_bytes[static_cast<size_t>(j)];
@@ -83,7 +88,8 @@ class Run {
     }
     const size_t length = Length(rank_, i);
     std::vector<const char*> rooms(static_cast<size_t>(ranks_), nullptr);
-    // Works in small blocks, so that the result is still in the L1 cache when it is copied.
+    // Reduces and copies small blocks in turn, so that a block is still in the L1 cache when it is
+    // copied.
     for (size_t done = 0; done < length; done += kBlock) {
       const size_t bytes = std::min(kBlock, length - done);
       for (int rank = 0; rank < ranks_; ++rank) {
@@ -119,7 +125,8 @@ class Run {
   const int ranks_;
   size_t slice_ = 0;
   size_t count_ = 0;
-  size_t begins_[Segment::kSlots] = {};  // for the latest chunks, their offset in each rank's room
+  // The offset of each of the latest chunks in the ranks' rooms. It is the same in all rooms.
+  size_t begins_[Segment::kSlots] = {};
 };
 
 }  // namespace

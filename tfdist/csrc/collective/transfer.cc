@@ -29,7 +29,8 @@ Members Counterparts(const Topology& topology) {
 
 namespace {
 
-// No memory is larger, and the sum of two such sizes does not overflow.
+// The maximum size of a result. No buffer can be larger, and the sum of two such sizes does not
+// overflow.
 constexpr size_t kMaxBytes = PTRDIFF_MAX;
 
 [[noreturn]] void Refuse(const Topology& topology, const Operation& operation, size_t rank,
@@ -51,12 +52,12 @@ void CheckExpected(const Topology& topology, const Operation& operation,
   }
 }
 
-// Returns the size of each rank's rows in bytes, and adds these sizes to `*total`.
+// Returns the size of each rank's rows in bytes, and adds all of these sizes to `*total`.
 std::vector<size_t> Bytes(const Topology& topology, const Operation& operation,
                           const std::vector<size_t>& rows, size_t* total) {
   std::vector<size_t> bytes;
-  // Rows without bytes take no memory, but their number must still fit into a dimension of the
-  // result.
+  // A row with a size of 0 bytes takes no memory. But the number of such rows must also be limited,
+  // because it must fit in a dimension of the result.
   const size_t row = std::max<size_t>(operation.row_bytes, 1);
   size_t left = kMaxBytes;
   for (size_t rank = 0; rank < rows.size(); ++rank) {

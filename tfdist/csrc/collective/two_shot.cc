@@ -7,8 +7,8 @@ namespace tfdist {
 namespace {
 
 constexpr size_t kChunk = 256 << 10;
-// The scratch memory holds up to this number of chunks from each member. A chunk stays there until
-// the same chunk has arrived from all other members.
+// The maximum number of chunks from each member in the scratch memory. A chunk from one member
+// stays there until the same chunk has arrived from all other members, because it is then reduced.
 constexpr size_t kWindow = 8;
 
 class Direct {
@@ -67,8 +67,8 @@ class Direct {
                    [&](const char* data, size_t some) { exchange_.Send(Rank(j), data, some); });
   }
 
-  // Posts receives of member j's next chunks of this member's part, as far as the window allows.
-  // After the last chunk, posts the receive of member j's own reduced part.
+  // Posts the receives of the next chunks that member j sends for this member's part, as many as
+  // fit in the window. After the last of them, posts the receive of the result of member j's part.
   void Post(int j) {
     exchange_.Receive(Rank(j), nullptr, 0);
     size_t& next = posted_[static_cast<size_t>(j)];
@@ -115,12 +115,12 @@ class Direct {
   const Members& members_;
   const Transfer& t_;
   const int size_;
-  const size_t own_;     // size of this member's part in bytes
-  const size_t chunks_;  // number of chunks of this member's part
-  size_t room_ = 0;      // size of the scratch memory for each member, in bytes
+  const size_t own_;     // the size of this member's part in bytes
+  const size_t chunks_;  // the number of chunks of this member's part
+  size_t room_ = 0;      // the size of the scratch memory for each member, in bytes
   char* scratch_ = nullptr;
-  std::vector<size_t> posted_;    // for each member, number of chunks with a posted receive
-  std::vector<size_t> received_;  // for each member, number of received chunks
+  std::vector<size_t> posted_;    // for each member, the number of chunks with a posted receive
+  std::vector<size_t> received_;  // for each member, the number of received chunks
   size_t reduced_ = 0;
 };
 
@@ -150,7 +150,8 @@ void RunOneShot(Fabric& fabric, const Fingerprint& joined, const Members& member
     exchange.Receive(members.ranks[j], scratch + j * bytes, bytes);
   }
   exchange.Run();
-  // Reduces all of the data, as if this rank's part contained all of it.
+  // In this algorithm, each rank reduces all values itself. The reduction therefore treats all of
+  // the data as this rank's own part.
   Transfer reduction = transfer;
   reduction.part_bytes.assign(size, 0);
   reduction.part_bytes[me] = bytes;

@@ -11,8 +11,9 @@ int64_t Nanoseconds(std::chrono::steady_clock::time_point when) {
 
 namespace {
 
-// Returns the number of bytes that each link must carry in the best algorithm, divided by the
-// number of bytes of the operation. nccl-tests computes the bus bandwidth with the same factor.
+// Returns the bus factor of a collective: the number of bytes that each link must carry if the best
+// algorithm is used, divided by the size of the operation. nccl-tests computes the bus bandwidth
+// with the same factors.
 double BusFactor(Kind kind, double ranks) {
   switch (kind) {
     case Kind::kAllReduce:
@@ -62,8 +63,8 @@ void Activity::InputEnds() {
 
 void Activity::Stalled(int64_t begin, int64_t arrived, int64_t end) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  // The stall began after the step had begun to wait for input. So the step has received its input,
-  // even if `InputEnds` has not been called yet.
+  // The step began to wait for its input before this stall began. It must have received the input
+  // in the meantime, even if `InputEnds` has not been called yet.
   if (begin > input_begun_) CloseInput(begin);
   begin = std::max(begin, counted_until_);
   if (end <= begin) return;

@@ -144,7 +144,7 @@ void Write(const CommunicatorState& state, JsonWriter* json) {
   json->Close(']').Key("links").Open('[');
   for (size_t rank = 0; rank < state.links.size(); ++rank) {
     const TcpStatistics& link = state.links[rank];
-    // There is no TCP connection to the ranks of this host.
+    // Skips the ranks of this host, to which there is no TCP connection.
     const bool used = link.acknowledged_bytes > 0 || link.pending_bytes > 0;
     if (used) WriteLink(static_cast<int>(rank), link, json);
   }

@@ -1,4 +1,4 @@
-// The state of a communicator, as JSON.
+// The state of a communicator, and functions that write this state as JSON.
 #pragma once
 
 #include <cstdint>
@@ -45,8 +45,8 @@ class JsonWriter {
       const size_t bytes = Utf8Bytes(text, at);
       const auto byte = static_cast<unsigned char>(text[at]);
       if (bytes == 0) {
-        // This byte is not part of a valid UTF-8 character: the text was cut inside a character, or
-        // another rank has sent it.
+        // This byte is not part of a valid UTF-8 character. This happens if a long text has been
+        // cut within a character, or if another rank has sent invalid text.
         text_ += "\\ufffd";
       } else if (byte == '"' || byte == '\\') {
         text_ += '\\';
@@ -65,7 +65,7 @@ class JsonWriter {
     text_ += '"';
     return *this;
   }
-  // Appends a text that already is JSON: a value, or the members of an object.
+  // Appends `json`, which must already be in JSON format: a value, or the members of an object.
   JsonWriter& Raw(const std::string& json) {
     Separate();
     text_ += json;
@@ -79,7 +79,8 @@ class JsonWriter {
   const std::string& text() const { return text_; }
 
  private:
-  // Returns the number of bytes of the character at `at`, or 0 if the bytes are not valid UTF-8.
+  // Returns the length in bytes of the UTF-8 character that begins at the index `at`. Returns 0 if
+  // no valid character begins there.
   static size_t Utf8Bytes(const std::string& text, size_t at) {
     const auto byte = [&](size_t i) {
       return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u;
@@ -108,12 +109,12 @@ class JsonWriter {
   }
 
   std::string text_;
-  bool fresh_ = true;  // whether the next value needs no separator before it
+  bool fresh_ = true;  // whether the next value needs no comma before it
 };
 
-// Why a communicator was aborted, and which operation of this rank failed last.
+// Describes why a communicator was aborted, and which operation of this rank failed last.
 struct AbortState {
-  // An operation of this rank that failed. Times are nanoseconds of the steady clock.
+  // An operation of this rank that failed. Its times are in nanoseconds of the steady clock.
   struct Detected {
     std::string operation;
     int rank = 0;
@@ -123,11 +124,12 @@ struct AbortState {
   };
 
   Error cause;
-  int64_t at = 0;                    // when this rank learned of the abort
-  std::optional<Detected> detected;  // the last operation that failed; not set if none failed
+  int64_t at = 0;  // the time when this rank learned of the abort
+  // The last operation that failed. Not set if no operation has failed.
+  std::optional<Detected> detected;
 };
 
-// Writes a JSON object. docs/guide/monitoring.md describes its members.
+// Writes the state as a JSON object. docs/guide/monitoring.md describes the object's members.
 void Write(const AbortState& state, JsonWriter* json);
 
 // A snapshot of a communicator's state.
@@ -135,13 +137,14 @@ struct CommunicatorState {
   std::string name;
   const Topology* topology = nullptr;
   std::optional<AbortState> aborted;
-  std::vector<std::string> waiting;  // descriptions of the operations that wait for the running one
+  // Descriptions of the queued operations, which wait until the running operation ends.
+  std::vector<std::string> waiting;
   std::vector<Watch::Known> others;
-  std::vector<TcpStatistics> links;  // to each rank
+  std::vector<TcpStatistics> links;  // statistics of the connection to each rank
   Recorder::Log log;
 };
 
-// Writes a JSON object. docs/guide/monitoring.md describes its members.
+// Writes the state as a JSON object. docs/guide/monitoring.md describes the object's members.
 void Write(const CommunicatorState& state, JsonWriter* json);
 
 }  // namespace tfdist

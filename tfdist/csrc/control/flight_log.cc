@@ -92,7 +92,8 @@ void Recorder::ForgetLocked() {
   marked_ = 0;
   overlapping_ = 0;
   next_stalls_ = false;
-  // If the running operation stalls this rank, the stall lasts until this operation ends.
+  // An operation that is still running may stall this rank. The start of this stall is needed until
+  // the operation ends.
   if (!open_) stalled_since_ = 0;
 }
 
@@ -136,7 +137,7 @@ void Recorder::BetweenHosts(bool begins) {
 void Recorder::Coded(int64_t duration) { Set(&changing_.coding, Get(changing_.coding) + duration); }
 
 void Recorder::Arrived(int rank, bool waited) {
-  // No lock is needed: only this thread writes `open_` and `seen_`.
+  // Only this thread writes `open_` and `seen_`, so it can read them without a lock.
   if (!open_) return;
   uint64_t& seen = seen_[static_cast<size_t>(rank)];
   if (seen == written_ + 1) return;
@@ -197,23 +198,27 @@ Recorder::Log Recorder::Read(size_t most, int64_t since) {
 
 namespace {
 
-// The maximum time to wait for the stacks. To provide them, Python needs its global interpreter
-// lock, which another thread may hold.
+// The maximum time that the log waits for the stacks of Python's threads. To provide them, Python
+// needs its global interpreter lock, which may be held by a thread that hangs.
 constexpr auto kForStacks = std::chrono::seconds(2);
 constexpr size_t kMaxReasons = 16;
 constexpr int64_t kBetweenWaited = 1'000'000'000;
 constexpr int64_t kFormat = 1;
 
 int signal_descriptor = -1;
-pid_t signal_process = 0;  // a forked child shares the descriptor, and must not write to it
+// The process that has installed the signal handler. A forked child inherits the handler and the
+// descriptor, but must not write to the descriptor.
+pid_t signal_process = 0;
 struct sigaction former_action;
 
-// Calls the former handler, and otherwise only functions that are safe in a signal handler.
+// Requests that the log be written, and then calls the former handler. Apart from that handler,
+// only functions that are safe in a signal handler are called.
 void OnSignal(int number, siginfo_t* information, void* context) {
   const int saved = errno;
   const uint64_t by_signal = uint64_t{1} << 32;
   if (getpid() == signal_process && write(signal_descriptor, &by_signal, sizeof(by_signal)) < 0) {
-    // The eventfd is full, so the thread is awake.
+    // The write fails only if the eventfd is full. The thread then wakes up anyway, so nothing
+    // needs to be done.
   }
   errno = saved;
   if (former_action.sa_flags & SA_SIGINFO) {
@@ -229,7 +234,8 @@ int64_t UnixNanoseconds() {
       .count();
 }
 
-// Returns 0 on success, and otherwise the value of errno.
+// Writes the whole text to the file, and syncs the file to disk. Returns 0 on success, and
+// otherwise the value of errno.
 int WriteAll(int file, const std::string& text) {
   for (size_t done = 0; done < text.size();) {
     const ssize_t wrote = write(file, text.data() + done, text.size() - done);
@@ -277,20 +283,22 @@ void FlightLog::Ask(const char* kind, const std::string& communicator, const std
   if (!started_ || getpid() != process_) return;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    // If many ranks wait for this rank, one reason is enough.
+    // Many ranks may report almost simultaneously that they wait for this rank. Only the first of
+    // these reports is recorded as a reason.
     if (!reasons_.empty() && reasons_.back().kind == kind && reasons_.back().kind == "waited" &&
         Nanoseconds() - reasons_.back().at < kBetweenWaited) {
       return;
     }
-    // If there are too many reasons, the new reason replaces the last one. The first reasons are
-    // kept, because they explain most.
+    // If there are already kMaxReasons reasons, the new reason replaces the last one. The first
+    // reasons are kept, because they are closest to the cause.
     if (reasons_.size() == kMaxReasons) reasons_.pop_back();
     reasons_.push_back({Nanoseconds(), kind, communicator, message});
     ++requests_;
   }
   changed_.notify_all();
   const uint64_t one = 1;
-  if (write(asked_, &one, sizeof(one)) < 0) return;  // a full eventfd wakes the thread as well
+  // The write fails only if the eventfd is full. The thread then wakes up anyway.
+  if (write(asked_, &one, sizeof(one)) < 0) return;
 }
 
 void FlightLog::Stalled(const std::string& communicator, const std::string& message) {
@@ -368,8 +376,8 @@ void FlightLog::Loop() {
     const uint64_t one = 1;
     if (write(stacks_wanted_, &one, sizeof(one)) == sizeof(one)) {
       lock.lock();
-      // A new request ends this wait for the stacks. The request must be written first, since this
-      // process may soon be killed.
+      // A new request ends this wait for the stacks, because the new request must be written first:
+      // the process may soon be killed.
       changed_.wait_for(lock, kForStacks,
                         [&] { return stacks_given_ >= requested || requests_ > requested; });
       const bool given = stacks_given_ >= requested;
@@ -395,8 +403,8 @@ std::string FlightLog::Text() {
   const int64_t steady_now = Nanoseconds(), unix_now = UnixNanoseconds();
   const int64_t milliseconds = unix_now / 1'000'000;
   char seconds[32];
-  // Prints two integers instead of a floating-point number, because the program's locale may have
-  // another decimal separator.
+  // Prints the seconds as two integers. A floating-point number could have a decimal comma,
+  // depending on the program's locale.
   std::snprintf(seconds, sizeof(seconds), "%lld.%03lld",
                 static_cast<long long>(milliseconds / 1000),
                 static_cast<long long>(milliseconds % 1000));
@@ -429,7 +437,8 @@ void FlightLog::WriteFile() {
   try {
     error = Replace(path, Text());
   } catch (const std::exception&) {
-    // Training continues. The warning below reports the lack of memory (ENOMEM).
+    // There is not enough memory for the log. Training continues, and the warning below reports the
+    // error as ENOMEM.
   }
   if (error && error != last_error_) {
     settings_.warn("The flight log " + path + " could not be written: " + std::strerror(error) +

@@ -16,7 +16,8 @@ struct Replays {
   int64_t last = 0;
 };
 
-// Never destroyed, because TensorFlow's threads may still read datasets while the process ends.
+// Returns all replays of this process. They are never destroyed, because TensorFlow's threads may
+// still read datasets while the process exits.
 Replays& Instance() {
   static Replays* const replays = new Replays;
   return *replays;

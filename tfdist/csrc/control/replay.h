@@ -1,5 +1,6 @@
-// Requests from Python about the batches of a dataset's iterator: to return the last batch again,
-// or to keep each worker's number of rows per batch when the number of workers changes.
+// Lets Python control the batches of a dataset's iterator. The iterator can return its last batch
+// again. It can also keep the number of rows per worker constant when the number of workers
+// changes.
 #pragma once
 
 #include <atomic>
@@ -9,50 +10,53 @@
 
 namespace tfdist {
 
-// The position of an iterator in its dataset. The iterator reads the first batch twice, and the
-// first of these two reads is not counted.
+// The position of an iterator in its dataset. The dataset yields its first batch twice, because the
+// workers compare the first copy before the epoch begins. This copy is not counted.
 struct RowCounts {
-  int64_t batches = 0;          // number of the dataset's own batches read so far
-  int64_t rows = 0;             // number of rows in these batches
-  int64_t pending = 0;          // number of rows read but not yet returned
-  int64_t pending_batches = 0;  // number of the dataset's own batches with pending rows
+  int64_t batches = 0;          // the number of the dataset's own batches read so far
+  int64_t rows = 0;             // the number of rows in these batches
+  int64_t pending = 0;          // the number of rows that have been read but not yet returned
+  int64_t pending_batches = 0;  // the number of the dataset's own batches with such rows
 };
 
-// Holds the requests for an iterator, and the position of the iterator.
+// Holds Python's requests for an iterator, and publishes the iterator's position.
 class Replay {
  public:
-  // Makes the iterator return its last batch once more.
+  // Requests that the iterator return its last batch once more.
   void Request() { wanted_ = true; }
   bool is_requested() const { return wanted_; }
-  // Returns whether a repetition has been requested, and clears the request. The iterator calls
-  // this function before each batch.
+  // Returns whether the last batch has been requested again, and clears this request. The iterator
+  // calls this function before it returns a batch.
   bool Take() { return wanted_.exchange(false); }
   void Count() { ++given_; }
-  // Returns the number of batches that have been returned so far, not counting repetitions.
+  // Returns the number of batches that the iterator has returned so far. A repeated batch counts
+  // only once.
   int64_t given() const { return given_; }
 
-  // Fixes the number of rows per batch for each worker. This number becomes the worker's share when
-  // `workers` workers divide one of the dataset's own batches, which has `batch` rows. If `batch`
-  // is 0, the first batch that is read determines it. If the number of workers changes later, the
-  // size of the batches changes instead of this share.
+  // Fixes the number of rows that each worker receives per batch. This number is the share of one
+  // worker when `workers` workers divide one of the dataset's own batches. Such a batch has `batch`
+  // rows; if `batch` is 0, the first batch that is read determines this number. If the number of
+  // workers changes later, each worker still receives the same number of rows, and the batches
+  // become larger or smaller.
   void KeepRows(int64_t workers, int64_t batch);
   bool keeps_rows() const { return workers_ > 0; }
   void SetBatch(int64_t rows);
-  // Returns the number of rows of a batch for `workers` workers, or 0 if the dataset's own batches
-  // are used unchanged.
+  // Returns the number of rows in a batch for `workers` workers, or 0 if the iterator returns the
+  // dataset's own batches unchanged.
   int64_t RowsFor(int64_t workers) const;
-  // Returns the number of rows of the dataset's own batches, or 0 if it is not yet known.
+  // Returns the number of rows in one of the dataset's own batches, or 0 if this number is not yet
+  // known.
   int64_t batch() const { return batch_; }
-  // Makes the next batch have `rows` rows.
+  // Requests that the next batch have `rows` rows.
   void Want(int64_t rows) { rows_wanted_ = rows; }
   int64_t TakeWanted() { return rows_wanted_.exchange(0); }
-  // Selects whether each worker receives the whole batch, for inspection, instead of its part of
-  // the batch.
+  // Selects whether each worker receives the whole batch instead of its part. The workers need
+  // whole batches to compare them.
   void GiveWhole(bool whole) { gives_whole_ = whole; }
   bool gives_whole() const { return gives_whole_; }
   void Publish(const RowCounts& now, const RowCounts& before_last);
-  // Returns the position of the iterator that was read last: its current position, or its position
-  // before it returned its last batch.
+  // Returns the position of the iterator that was used last. If `before_last` is true, this is its
+  // position before it returned its last batch; otherwise, it is the current position.
   RowCounts Counts(bool before_last) const;
 
  private:
@@ -62,7 +66,7 @@ class Replay {
   RowCounts now_, before_last_;
 };
 
-// Registers a replay, and returns the number that identifies it in this process. Numbers begin at 1
+// Creates a replay, and returns the number that identifies it in this process. Numbers begin at 1
 // and are never reused.
 int64_t RegisterReplay();
 

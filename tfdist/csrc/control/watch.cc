@@ -19,7 +19,7 @@ struct Header {
   uint8_t code;
   uint8_t active;
   uint8_t event;
-  uint32_t bytes;  // length of the payload
+  uint32_t bytes;  // the length of the payload
 };
 static_assert(sizeof(Header) == 8);
 
@@ -34,15 +34,16 @@ struct StatusBody {
 };
 static_assert(sizeof(StatusBody) == 40 + sizeof(Fingerprint));
 
-// Returns a time that a peer has sent, or 0 if the time is impossible. It is impossible from 2^61
-// ns on, which is 73 years after the machine started. Sums of a few possible times do not overflow.
+// Returns a time that a peer has sent, or 0 if the time is invalid. A valid time is positive and
+// less than 2^61 ns, which is 73 years after the machine started. The sum of a few valid times does
+// not overflow.
 int64_t Time(int64_t nanoseconds) {
   constexpr int64_t kMax = int64_t{1} << 61;
   return nanoseconds > 0 && nanoseconds < kMax ? nanoseconds : 0;
 }
 
-// Makes text safe to print: replaces line ends and terminal control characters, including the
-// control characters that have two bytes in UTF-8.
+// Makes text safe to print on a terminal. Replaces line ends and other control characters with
+// question marks, including the control characters that UTF-8 encodes with two bytes.
 void MakePrintable(std::string* text) {
   unsigned char last = 0;
   for (char& c : *text) {
@@ -52,8 +53,8 @@ void MakePrintable(std::string* text) {
   }
 }
 
-// The body of an abort or of a failure consists of the worker's name, this byte, and the message.
-// The name does not contain this byte.
+// The body of an abort or failure frame consists of the worker's name, this byte, and the message.
+// The name does not contain this byte, so the first such byte marks the end of the name.
 constexpr char kAfterWorker = '\n';
 constexpr size_t kMaxCauseBytes = kMaxNameBytes + 1 + kMaxMessageBytes;
 
@@ -163,13 +164,13 @@ bool FrameReader::Feed(const char* data, size_t bytes,
 namespace {
 
 constexpr double kTickSeconds = 0.1;
-// If a rank spends more time than this in an operation, it sends its status more often: in a small
-// group, at every tick.
+// If an operation takes longer than this, the rank sends its status more often (in a small group,
+// at every tick), so that the ranks soon notice stalls and mismatches.
 constexpr double kSlowSeconds = 0.1;
 // The minimum interval between two status frames of a rank.
 constexpr double kBetweenSeconds = kTickSeconds / 2;
-// In a large group, each rank sends status frames less often and reads them in batches. This limits
-// the cost for each rank.
+// In a large group, each rank receives status frames from many ranks. To limit the cost, each rank
+// then sends its status less often, and reads the frames of the other ranks in batches.
 constexpr double kSlowStatusSecondsPerRank = 0.0005;
 constexpr double kStatusSecondsPerRank = 0.005;
 constexpr int kRanksPerBatchMillisecond = 20;
@@ -193,23 +194,28 @@ bool IsMessage(const Status& status) {
 struct Watch::Peer {
   std::unique_ptr<Stream> stream;
   FrameReader reader;
-  std::string waiting;  // bytes to send
+  std::string waiting;  // bytes that have not been sent yet
   Clock::time_point heard = Clock::now();
-  bool silent = false;           // whether a warning about its silence has been printed
-  Clock::time_point heard_last;  // the value of `heard` at that time
+  // Whether a warning about this peer's silence has been printed.
+  bool silent = false;
+  // The value of `heard` when this warning was printed.
+  Clock::time_point heard_last;
   Status status;
-  bool left = false;     // whether it has sent its farewell
-  bool parted = false;   // whether nothing more will be sent to it
-  bool unread = false;   // whether TLS may hold bytes that `poll` does not report
-  uint8_t failures = 0;  // number of its failed steps
-  // The last failure that this peer has reported.
+  bool left = false;    // whether the peer has sent its farewell
+  bool parted = false;  // whether this rank will send nothing more to the peer
+  // Whether there may be bytes to read that `poll` does not report, for example in TLS's buffers.
+  bool unread = false;
+  uint8_t failures = 0;  // the number of the peer's failed steps
+  // The last failure that the peer has reported.
   Error failure{Code::kUnavailable, ""};
-  uint64_t failed_after = 0;   // number of the last collective that it had joined
-  Clock::time_point ended_at;  // when it left or failed
-  bool lost = false;           // whether only the reason is sent to it, and nothing is read
-  bool gone = false;           // whether the connection has ended
-  int64_t told_at = 0;         // when it sent its last status, on its own clock
-  int64_t told_came = 0;       // when that status arrived, on this rank's clock
+  // The number of the last collective that the peer had joined when it reported the failure.
+  uint64_t failed_after = 0;
+  Clock::time_point ended_at;  // when the peer left or reported a failure
+  // Whether the peer counts as lost. This rank then sends it the reason, and reads nothing more.
+  bool lost = false;
+  bool gone = false;      // whether the connection has ended
+  int64_t told_at = 0;    // when the peer sent its last status, on the peer's clock
+  int64_t told_came = 0;  // when this status arrived, on this rank's clock
   ClockOffset clock;
   OneWayDelay delay;
 };
@@ -260,7 +266,8 @@ void Watch::Stop() {
 
 void Watch::WakeUp() {
   const uint64_t one = 1;
-  if (write(wake_, &one, sizeof(one)) < 0) return;  // a full eventfd wakes the thread as well
+  // The write fails only if the eventfd is full. The thread then wakes up anyway.
+  if (write(wake_, &one, sizeof(one)) < 0) return;
 }
 
 void Watch::Loop() {
@@ -276,8 +283,8 @@ void Watch::Loop() {
   const double tick = std::min(kTickSeconds, interval);
   const int batch_ms = std::min(static_cast<int>(1000 * tick),
                                 static_cast<int>(peers_.size()) / kRanksPerBatchMillisecond);
-  // TLS may have read the first frames together with the end of the handshake. `poll` does not
-  // report these bytes.
+  // At the end of the handshake, TLS may already have read the first frames. `poll` does not report
+  // these bytes, so they are read before the first call of `poll`.
   for (size_t rank = 0; rank < peers_.size(); ++rank) {
     if (peers_[rank]->stream) Read(static_cast<int>(rank));
   }
@@ -302,8 +309,8 @@ void Watch::Loop() {
       }
     }
     const auto now = Clock::now();
-    // If this process was suspended, it could not read the frames of its peers, so their silence
-    // does not count.
+    // If this process was suspended, it could not read the frames of its peers. The silence of the
+    // peers during this time does not count.
     if (Seconds(now - last) > patience / 2) {
       for (const auto& peer : peers_) SetHeard(*peer, now);
     }
@@ -319,8 +326,9 @@ void Watch::Loop() {
       }
     }
     callbacks_.tick();
-    // The status must be read before the queued frames are sent. Otherwise a peer could learn of an
-    // operation before it learns of a failure that preceded the operation.
+    // This rank's status must be read before the queued frames are sent. If it were read afterward,
+    // it could contain an operation that began after a failure, while the frame about the failure
+    // has not been sent yet. Peers must learn of the failure first.
     const Doing doing = callbacks_.doing();
     {
       const std::lock_guard<std::mutex> lock(telling_mutex_);
@@ -346,7 +354,8 @@ void Watch::Loop() {
 }
 
 // Waits until the other ranks have received the farewells. If a connection were closed immediately,
-// unsent bytes would be lost, and unread bytes would reset the connection.
+// unsent bytes would be lost. Bytes that this rank has not read would also be a problem, because
+// the kernel would then reset the connection.
 void Watch::Part() {
   const auto deadline =
       Clock::now() + std::chrono::duration_cast<Clock::duration>(
@@ -371,7 +380,7 @@ void Watch::Part() {
   }
 }
 
-// Reads bytes that are no longer needed, and discards them.
+// Reads and discards the bytes that a peer has sent, because they are no longer needed.
 void Watch::Drain(Peer& peer) {
   char bytes[4096];
   for (int reads = 0; reads < kMaxReads; ++reads) {
@@ -393,9 +402,11 @@ void Watch::Read(int rank) {
     if (got <= 0) {
       peer.gone = true;
       if (peer.left) {
-        shutdown(peer.stream->descriptor(), SHUT_WR);  // the other rank waits for this
+        // The other rank waits in `Part` until this rank closes the connection as well.
+        shutdown(peer.stream->descriptor(), SHUT_WR);
       } else {
-        // If a process exits before it has read all bytes, the connection is reset.
+        // ECONNRESET usually means that the process has ended: the kernel resets a connection if a
+        // process exits before it has read all bytes.
         Lose(rank, Event::kLost,
              got == 0 || errno == ECONNRESET
                  ? "its process has ended"
@@ -451,8 +462,8 @@ void Watch::Handle(int rank, const Frame& frame) {
 
 void Watch::Send(Peer& peer, const std::string& bytes) {
   if (!peer.stream || peer.gone) return;
-  // Frames beyond the limit are dropped. A peer that does not read its frames does not send any
-  // frames either, so it will soon count as lost.
+  // Frames beyond the limit are dropped. A peer that does not read its frames has probably stopped
+  // sending frames as well, so it will soon count as lost.
   if (peer.waiting.size() + bytes.size() <= kMaxWaiting) peer.waiting += bytes;
   while (!peer.waiting.empty()) {
     const ssize_t sent = peer.stream->Write(peer.waiting.data(), peer.waiting.size());
@@ -488,8 +499,8 @@ std::vector<Watch::Known> Watch::Others() {
   return others;
 }
 
-// Declares a rank lost and aborts the group. Nothing more is read from this rank, but the reason is
-// sent to it.
+// Declares a rank lost, and aborts the group. This rank reads nothing more from the lost rank, but
+// still sends it the reason for the abort.
 void Watch::Lose(int rank, Event event, const std::string& why) {
   const std::string& name = settings_.names[static_cast<size_t>(rank)];
   {
@@ -531,8 +542,9 @@ void Watch::CheckOrder(const Doing& doing, Clock::time_point now) {
     const bool together = !IsMessage(mine) || mine.peer == static_cast<int>(rank);
     const bool failed = FailedMore(peer.failures, mine.fingerprint.failures);
     const uint64_t last = failed ? peer.failed_after : peer.status.sequence;
-    // If the peer sent a message before it ended, the data may still be in transit. A message
-    // therefore gets more time than a collective before it fails.
+    // The peer has left or failed, so this rank's operation fails if it needs the peer. A
+    // collective fails immediately if the peer has not joined it. A message fails only after some
+    // time, because the peer may have sent it before, and the data may still be in transit.
     if ((failed || peer.left) && together &&
         (IsMessage(mine) ? Seconds(now - peer.ended_at) > settings_.silence_warning_seconds
                          : last < mine.sequence)) {
@@ -544,16 +556,16 @@ void Watch::CheckOrder(const Doing& doing, Clock::time_point now) {
                                      Event::kLeft, name));
       return;
     }
-    // If this rank's step has failed and the other rank does not yet count this failure, the
-    // fingerprints of the two ranks need not agree. The other rank will fail with this rank's
-    // report.
+    // If this rank's step has failed, the other rank may not count this failure yet. The
+    // fingerprints of the two ranks may then differ for a good reason. The other rank will fail
+    // with this rank's report of the failure.
     if (FailedMore(mine.fingerprint.failures, peer.status.fingerprint.failures)) continue;
     Fingerprint joined;
     const bool both = peer.status.active && !IsMessage(peer.status) &&
                       callbacks_.joined(peer.status.sequence, &joined);
-    // Whether the other rank waits in a message to this rank, and has not joined this rank's
-    // collective. If this rank has already handled the message, the other rank's status is
-    // outdated.
+    // Whether the other rank waits in a send to this rank or in a receive from this rank, and
+    // therefore cannot join this rank's collective. If this rank has already handled the message,
+    // this is not a problem: the other rank's status is only outdated.
     const bool message_to_me =
         peer.status.active && IsMessage(peer.status) && peer.status.peer == settings_.rank &&
         !IsMessage(mine) && peer.status.sequence < mine.sequence &&

@@ -31,7 +31,7 @@ DType FromTensorFlow(DataType type) {
     case tensorflow::DT_FLOAT:
       return DType::kFloat32;
     default:
-      return DType::kFloat64;  // the signatures of the ops allow no other types
+      return DType::kFloat64;  // the ops accept no other types
   }
 }
 
@@ -56,7 +56,8 @@ CollectiveOp::CollectiveOp(OpKernelConstruction* construction, Kind kind)
     : AsyncOpKernel(construction), kind_(kind) {
   OP_REQUIRES_OK(construction, construction->GetAttr("communicator", &communicator_));
   OP_REQUIRES_OK(construction, construction->GetAttr("key", &key_));
-  // By default, only a send overlaps: the step continues while the message is sent.
+  // By default, only a send overlaps: the step continues while the message is being sent. For the
+  // ops that have the attribute `overlaps`, this attribute decides.
   overlaps_ = kind == Kind::kSend;
   if (construction->HasAttr("overlaps")) {
     OP_REQUIRES_OK(construction, construction->GetAttr("overlaps", &overlaps_));
@@ -88,8 +89,8 @@ void CollectiveOp::ComputeAsync(OpKernelContext* context, DoneCallback done) {
       operation.cancellation = cancellation;
     }
     const auto end = [this, context, done, manager, token](const Error* error) {
-      // This does not wait until a running callback has ended. Such a callback uses nothing that
-      // the operation frees.
+      // This call does not wait for a callback that is running. Waiting is unnecessary, because the
+      // callback uses only `cancellation`, which it keeps alive.
       if (manager) manager->TryDeregisterCallback(token);
       OP_REQUIRES_OK_ASYNC(context, error ? ToStatus(*error) : Finish(context), done);
       done();
@@ -170,7 +171,7 @@ ReduceOp ReductionNamed(const std::string& name) {
   for (int op = 0; op < kReduceOps; ++op) {
     if (name == NameOf(static_cast<ReduceOp>(op))) return static_cast<ReduceOp>(op);
   }
-  return ReduceOp::kSum;  // the signatures of the ops allow no other reductions
+  return ReduceOp::kSum;  // the ops accept no other reductions
 }
 
 }  // namespace tfdist::tf

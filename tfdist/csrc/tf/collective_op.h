@@ -1,5 +1,5 @@
-// The base class of the kernels of collectives. A kernel submits an operation to its communicator
-// and returns immediately.
+// The base class of the TensorFlow kernels that run collectives. A kernel passes an operation to
+// its communicator and returns immediately.
 #pragma once
 
 #include <memory>
@@ -15,7 +15,7 @@ namespace tfdist::tf {
 DType FromTensorFlow(tensorflow::DataType type);
 absl::Status ToStatus(const Error& error);
 
-// Input 0 of every kernel is the token. The tensors follow from input 1 on.
+// Input 0 of every kernel is the token (see ops.cc), and the tensors begin at input 1.
 class CollectiveOp : public tensorflow::AsyncOpKernel {
  public:
   CollectiveOp(tensorflow::OpKernelConstruction* construction, Kind kind);
@@ -23,9 +23,9 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
   void ComputeAsync(tensorflow::OpKernelContext* context, DoneCallback done) override;
 
  protected:
-  // Describes the collective in `operation`, and allocates its outputs. Objects to which the
-  // operation refers must live until the operation ends. This function runs in TensorFlow's thread
-  // and must not block.
+  // Fills in `operation` and allocates the outputs of the kernel. Objects to which the operation
+  // refers must live until the operation ends. This function runs in one of TensorFlow's threads,
+  // so it must not block.
   virtual absl::Status Prepare(tensorflow::OpKernelContext* context, const Communicator& group,
                                Operation* operation) = 0;
   virtual void Enqueue(Communicator* group, Operation operation, Communicator::Done done);
@@ -36,20 +36,22 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
   const Kind kind_;
   std::string communicator_;
   std::string key_;
-  bool overlaps_ = false;  // whether the program continues while the collective runs
+  bool overlaps_ = false;  // whether the step continues while the collective runs
 };
 
 ConstBufferList Read(const tensorflow::Tensor& tensor);
 BufferList Written(tensorflow::Tensor* tensor);
-// Describes inputs 1 to `count` as one list of buffers, and allocates outputs for the results. A
-// result uses the memory of its input if TensorFlow allows this.
+// Describes the inputs 1 to `count` as one list of buffers, and allocates the outputs. If
+// TensorFlow allows it, an output uses the memory of its input.
 absl::Status LayList(tensorflow::OpKernelContext* context, int count, Operation* operation);
-// Returns the inputs and outputs of such a list, so that the caller can keep them alive after the
-// kernel has ended.
+// Returns the inputs 1 to `count` and their outputs, so that the caller can keep their memory alive
+// after the kernel has ended.
 std::shared_ptr<std::vector<tensorflow::Tensor>> KeepList(tensorflow::OpKernelContext* context,
                                                           int count);
 std::vector<int64_t> Dims(const tensorflow::TensorShape& shape);
-// Adds a tensor that consists of rows. The number of rows may differ between ranks.
+// Adds a tensor to the operation. The tensor consists of rows along its first axis, and the number
+// of rows may differ between ranks.
+// Args: what: the name of the collective, for error messages.
 absl::Status AddRows(const tensorflow::Tensor& tensor, const char* what, Operation* operation);
 ReduceOp ReductionNamed(const std::string& name);
 

@@ -12,12 +12,13 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-// Allocates output 0 for the rows that are received from all ranks.
+// Allocates output 0 for the rows that this rank receives from all ranks.
 BufferList AllocateRows(OpKernelContext* context, const std::vector<size_t>& received) {
   const size_t rows = std::accumulate(received.begin(), received.end(), size_t{0});
   TensorShape shape = context->input(1).shape();
   Tensor* result = nullptr;
-  // If rows have no bytes, there may be more rows than a dimension of a shape can have.
+  // This fails if there are more rows than a dimension of a shape can have. So many rows are
+  // possible only if a row has a size of 0 bytes.
   absl::Status status = shape.SetDimWithStatus(0, static_cast<int64_t>(rows));
   if (status.ok()) status = context->allocate_output(0, shape, &result);
   if (!status.ok()) throw Error(Code::kInternal, std::string(status.message()));
@@ -107,7 +108,7 @@ class AllToAllOp : public CollectiveOp {
     if (rows.dims() == 1 && rows.dim_size(0) == group.size()) {
       for (int rank = 0; rank < group.size(); ++rank) {
         const int64_t count = rows.vec<int64_t>()(rank);
-        // Each count is limited to the tensor's number of rows, so that the sum does not overflow.
+        // Each count is also checked by itself, because the sum of very large counts may overflow.
         impossible = impossible || count < 0 || count > tensor.dim_size(0);
         total += count;
         operation->sent_rows.push_back(static_cast<size_t>(count));
@@ -177,7 +178,7 @@ REGISTER_KERNEL_BUILDER(TFDIST_GPU("TfdistBroadcast")
                             .HostMemory("value"),
                         BroadcastOp);
 
-// In an all-to-all, tensors of all types are in host memory.
+// An all-to-all has no kernel for GPU memory, so tensors of all types are in host memory.
 REGISTER_KERNEL_BUILDER(TFDIST_GPU("TfdistAllToAll")
                             .HostMemory("tensor")
                             .HostMemory("rows")

@@ -1,4 +1,4 @@
-// Operations that move tensors between ranks.
+// The kernels of the ops that move tensors between ranks without reducing them.
 #pragma once
 
 #include "tf/collective_op.h"

@@ -20,8 +20,9 @@
 namespace tfdist::tf {
 namespace {
 
-// A point in TensorFlow's stream. TensorFlow reuses its GPU memory in the order of the work in this
-// stream.
+// An event that marks a point in TensorFlow's stream. TensorFlow reuses its GPU memory in the order
+// of the work in this stream. Once the stream has reached the point, it is therefore safe to use
+// all memory that TensorFlow had allocated when the event was recorded.
 class StreamPoint {
  public:
   StreamPoint(std::shared_ptr<const Gpu> gpu, cuda::Stream* stream)
@@ -104,8 +105,8 @@ absl::Status FindWork(OpKernelContext* context, const std::string& communicator,
 }
 
 // Ends a wait for the GPU if the step is canceled or the communicator is aborted. While this rank
-// waits here, it has not arrived in the next collective. The other ranks therefore wait for it
-// until their timeout.
+// waits here, it has not joined its next collective, so its own timeout does not apply. But the
+// other ranks wait in this collective, and after their timeout they abort the communicator.
 class StepGuard : public Guard {
  public:
   StepGuard(OpKernelContext* context, Communicator& group)
@@ -123,7 +124,7 @@ class StepGuard : public Guard {
   Communicator& group_;
 };
 
-// Waits for all work queued in the stream.
+// Waits until all work that is queued in the stream has finished.
 void AwaitStream(OpKernelContext* context, const LocalWork& work) {
   DeviceEvent event(*work.gpu());
   event.Record(work.stream);
@@ -131,13 +132,16 @@ void AwaitStream(OpKernelContext* context, const LocalWork& work) {
   try {
     Await(event, guard);
   } catch (...) {
-    SettleSoon(work.stream, event);  // the work may use memory that the caller frees
+    // The queued work may still use memory that the caller will free, so it gets a short time to
+    // finish.
+    SettleSoon(work.stream, event);
     throw;
   }
 }
 
-// Memory for work that is queued in the stream. TensorFlow may reuse this memory as soon as the op
-// has ended on the host, because the work of later ops is queued behind this work.
+// Temporary memory for work that is queued in the stream. TensorFlow may give this memory to later
+// ops as soon as this op has ended on the host. This is safe, because the work of later ops is
+// queued behind this work.
 class Scratch {
  public:
   absl::Status Take(OpKernelContext* context, size_t bytes, bool on_host = false) {
@@ -153,12 +157,13 @@ class Scratch {
   Tensor room_;
 };
 
-// Copies of a GPU's values in host memory.
+// Copies values from GPU memory to host memory, and back.
 class HostCopies {
  public:
   HostCopies(OpKernelContext* context, const LocalWork& work)
       : context_(context), work_(work), copy_(CopyIn(work.gpu(), work.stream)) {
-    // Without this wait, a copy to pageable memory would wait for the stream without a time limit.
+    // A copy to pageable memory blocks the host until the stream reaches the copy, without a time
+    // limit. Waits for the stream first, because this wait can be ended.
     AwaitStream(context, work);
   }
 
@@ -168,12 +173,12 @@ class HostCopies {
     copy_(room, values, count * sizeof(T));
     return room;
   }
-  // Returns host memory for `count` values.
+  // Returns host memory for `count` values. This object owns the memory.
   template <typename T>
   T* Room(size_t count) {
     return reinterpret_cast<T*>(rooms_.emplace_back(count * sizeof(T)).data());
   }
-  // Copies values from memory that `Room` has returned to the GPU.
+  // Copies values to the GPU. `values` must be memory that `Room` has returned.
   template <typename T>
   void Put(const T* values, size_t count, T* to) const {
     copy_(to, values, count * sizeof(T));
@@ -215,8 +220,8 @@ absl::Status DeviceSelectOp::SelectByKernels(OpKernelContext* context, const Loc
     TF_RETURN_IF_ERROR(counted.Take(context, sizeof(uint32_t), true));
     auto* const rows = cuda::PointerTo<uint32_t>(counted.address());
     select.FindAbove(threshold(), scratch.address());
-    // The copy to host memory is queued only after this wait. If the wait ends early, no copy is
-    // pending.
+    // Queues the copy to host memory only after this wait. If the wait ends with an error, no
+    // pending copy can write to host memory that has been freed.
     AwaitStream(context, work);
     CopyIn(work.gpu(), work.stream)(rows, cuda::PointerTo<uint32_t>(select.rows()), sizeof(*rows));
     AwaitStream(context, work);

@@ -1,4 +1,4 @@
-// Collective operations on GPUs.
+// The kernels of tfdist's ops for tensors in GPU memory.
 #pragma once
 
 #include <memory>
@@ -10,24 +10,26 @@
 #include "tf/collective_op.h"
 #include "tf/sparse_op.h"
 
-// The kernels of collectives for tensors in GPU memory. The attribute `gpu` of an op selects one of
-// the GPUs of its communicator.
+// The kernels of collectives. The attribute `gpu` of an op is the index of a GPU in the op's
+// communicator.
 
 namespace tfdist::tf {
 
 // Makes an operation wait until TensorFlow's stream on the GPU has finished all work that is queued
-// in it now. Then the inputs have been computed, and the outputs may be written. If the operation
-// allocates memory later, it waits for the stream once more before it uses this memory.
+// in the stream now. By then, the inputs have been computed, and earlier work no longer uses the
+// memory of the outputs. If the operation allocates memory later, the operation waits for the
+// stream once more before it uses this memory.
 absl::Status FollowStream(tensorflow::OpKernelContext* context, const Communicator& group,
                           int64_t gpu, Operation* operation);
 
 // Returns an error unless the communicator has a GPU with this index.
 absl::Status CheckGpu(const Communicator& group, int64_t gpu);
-// Finds the stream in which TensorFlow runs this op. On a CPU, `*stream` remains null: all earlier
-// work has already finished.
+// Sets `*stream` to the stream in which TensorFlow runs this op. If the op runs on a CPU, `*stream`
+// remains null, because all earlier work has already finished.
 absl::Status FindStream(tensorflow::OpKernelContext* context, cuda::Stream** stream);
 
-// Returns a function that copies memory of a GPU in a stream.
+// Returns a function that copies bytes to or from the memory of a GPU, by queuing the copy in a
+// stream.
 CopyBytes CopyIn(std::shared_ptr<const Gpu> gpu, cuda::Stream* stream);
 
 template <typename Op>
@@ -52,8 +54,8 @@ class OnDevice : public Op {
   int64_t gpu_ = 0;
 };
 
-// For ops on a GPU, TensorFlow keeps int32 tensors in host memory, so this list does not contain
-// int32.
+// The types of tensors that are in GPU memory if an op runs on a GPU. int32 is missing, because
+// TensorFlow keeps int32 tensors in host memory.
 #define TFDIST_FOR_DEVICE_TYPES(F) \
   F(bool)                          \
   F(tensorflow::uint8)             \
@@ -66,12 +68,12 @@ class OnDevice : public Op {
 
 }  // namespace tfdist::tf
 
-// The ops of `sparse_op.h` for tensors and variables in GPU memory. They do not wait for other
-// ranks, so they run in TensorFlow's stream.
+// The kernels of `sparse_op.h` for tensors and variables in GPU memory. These kernels do not wait
+// for other ranks, so their work is queued directly in TensorFlow's stream.
 
 namespace tfdist::tf {
 
-// A communicator with one GPU, and TensorFlow's stream for an op on this GPU.
+// A communicator with one GPU, and the stream in which TensorFlow runs an op on this GPU.
 struct LocalWork {
   std::shared_ptr<Communicator> group;
   cuda::Stream* stream = nullptr;
@@ -79,8 +81,8 @@ struct LocalWork {
   const std::shared_ptr<const Gpu>& gpu() const { return group->gpus()[0]; }
 };
 
-// Supports only one GPU per worker. If there are no kernels for the GPU, the host does the work and
-// selects the same rows.
+// Selects values in GPU memory. Supports only one GPU per worker. If the core has no CUDA kernels
+// for the GPU, the values are copied to the host, which selects the same rows.
 class DeviceSelectOp : public SelectOp {
  public:
   explicit DeviceSelectOp(tensorflow::OpKernelConstruction* construction);

@@ -1,7 +1,8 @@
-// The signatures of the TensorFlow ops, and the shapes of their results.
+// The signatures of the TensorFlow ops, and the functions that infer the shapes of their results.
 //
-// `token` is a resource that orders the operations of one communicator: TensorFlow runs ops with
-// the same resource in program order. This order must be the same on all ranks.
+// The input `token` is a resource that orders the operations of one communicator: TensorFlow runs
+// ops with the same resource in program order. This order must be the same on all ranks, because
+// the operations of different ranks are matched by their order.
 
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -17,8 +18,8 @@ using Result = decltype(tensorflow::shape_inference::UnknownShape(nullptr));
 #define TFDIST_TYPES "{bool, uint8, int8, int32, int64, half, bfloat16, float, double}"
 #define TFDIST_REDUCTIONS "{'sum', 'mean', 'min', 'max', 'product'} = 'sum'"
 
-// Gives each output the shape of its input. Input 0 is the token, so output i belongs to input i +
-// 1.
+// Gives each output the shape of its input. Input 0 is the token, so the input of output i is input
+// i + 1.
 Result SameShapes(InferenceContext* context) {
   for (int i = 0; i < context->num_outputs(); ++i) {
     context->set_output(i, context->input(i + 1));
@@ -220,9 +221,9 @@ REGISTER_OP("TfdistBarrier")
     .SetIsDistributedCommunication()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
-// Returns this process's rank and the number of ranks. The op reads them when the graph runs,
-// because a graph may outlive a change of the group. It only reads the resource `order`, so no
-// other op waits for it.
+// Returns this process's rank and the number of ranks. The op looks them up whenever the graph
+// runs, because the group may change after the graph has been traced. The op is registered as one
+// that only reads the resource `order`, so no other op waits for it.
 REGISTER_OP("TfdistGroupShape")
     .Input("order: resource")
     .Output("rank: int32")
@@ -235,15 +236,16 @@ REGISTER_OP("TfdistGroupShape")
       return Result();
     });
 
-// A dataset that divides the rows of every batch among the replicas of all processes. It yields one
-// element for each of this process's `replicas`. If the rows cannot be divided evenly, each of the
-// first replicas gets one more row.
+// A dataset that divides the rows of every batch of its input among the replicas of all processes.
+// From each batch, it yields one element for each of this process's `replicas`. If the rows cannot
+// be divided evenly, each of the first replicas gets one more row.
 //
-// If `communicator` is given, the process's rank in this communicator determines which rows it
-// gets. The rank is looked up whenever a batch is read. Otherwise, the process has the position
-// `worker` among `workers` processes. If `splits` is false, an element consists of the whole batch
-// and the index of the replica in this process. `replay` is the number of the Replay that can
-// request the last batch again, or 0 if there is none.
+// If `communicator` is given, the rows that this process gets depend on its rank in this
+// communicator. The rank is looked up for every batch, because the group may change. Otherwise, the
+// process is number `worker` of `workers` processes. If `splits` is false, the rows are not
+// divided: an element consists of the whole batch and the index of the replica in this process.
+// `replay` is the number of a Replay (control/replay.h), which can request that the last batch be
+// returned again, or 0 if there is none.
 REGISTER_OP("TfdistSharesDataset")
     .Input("input_dataset: variant")
     .Output("handle: variant")
@@ -257,12 +259,12 @@ REGISTER_OP("TfdistSharesDataset")
     .Attr("output_shapes: list(shape) >= 1")
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
-// The following ops report the progress of a step to the recorder. Each kind of op has its own
-// resource, `order`. Without a resource, TensorFlow would run these ops and the user's ops with
-// side effects one after the other.
+// The following ops report the progress of a step to the flight recorder. The input `order` is a
+// resource, and each kind of op has a separate resource. If these ops had no resource as input,
+// TensorFlow would run them in program order with all other stateful ops, which would delay both.
 
-// Reports that the inputs of the operation with this key are available. If the key is empty,
-// reports that the step has no more work that overlaps with the running operation.
+// Reports that the inputs of the collective with this key are available. If the key is empty,
+// reports instead that the step has finished all work that overlaps with the running collective.
 REGISTER_OP("TfdistReady")
     .Input("order: resource")
     .Attr("communicator: string")
@@ -295,8 +297,8 @@ REGISTER_OP("TfdistSpanEnds")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
-// Returns whether a step with tensors of these shapes uses clusters that XLA has compiled. See
-// step_ops.cc.
+// Returns whether the step uses its clusters (the parts that XLA compiles) for tensors of these
+// shapes. See step_ops.cc.
 REGISTER_OP("TfdistShapesFit")
     .Input("order: resource")
     .Input("shapes: count * int64")
@@ -305,33 +307,35 @@ REGISTER_OP("TfdistShapesFit")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
-// The following ops make steps atomic. An op that takes variables as inputs runs after the
-// program's earlier ops on these variables, and before the program's later ops on them.
+// The following ops make steps atomic: a step that fails is undone. If such an op takes variables
+// as inputs, TensorFlow runs the op after the program's earlier ops on these variables, and before
+// the program's later ops on them.
 
-// Begins a step. If `complete` is true, all variables that the step writes are kept.
+// Begins a step. `complete` says whether TfdistKeep will keep all variables that the step writes.
 REGISTER_OP("TfdistStepBegins")
     .Input("order: resource")
     .Attr("complete: bool")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
-// Keeps the values of variables that the step may write before it is certain that the step will
-// succeed.
+// Keeps the current values of variables that the step may write before it is certain that the step
+// will succeed. If the step fails, TfdistRollBack restores these values.
 REGISTER_OP("TfdistKeep")
     .Input("variables: N * resource")
     .Attr("N: int >= 1")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
-// Records that the step has finished its communication. From now on, it may write variables that
-// are not kept.
+// Records that the step has finished its communication. From now on, the step may also write
+// variables that have not been kept.
 REGISTER_OP("TfdistUpdateBegins")
     .Input("variables: N * resource")
     .Attr("N: int >= 1")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
-// Records that this rank has written these worker-local variables, so that it can redo the step.
+// Runs after this rank has written these worker-local variables. From then on, this rank can redo
+// the step if it is rolled back here, but is committed on another rank.
 REGISTER_OP("TfdistStepPrepares")
     .Input("variables: N * resource")
     .Attr("N: int >= 1")
@@ -343,9 +347,9 @@ REGISTER_OP("TfdistStepCommits")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
-// Undoes a step that has begun and has not been committed. Returns the number of committed steps,
-// and whether the step has been undone completely. If `redoable` is true, TfdistRedo can restore
-// the undone values.
+// Undoes the current step if it has not been committed. Returns the number of committed steps, and
+// whether the step has been undone completely. If `redoable` is true, TfdistRedo can bring back the
+// values that the step had written.
 REGISTER_OP("TfdistRollBack")
     .Output("committed: int64")
     .Output("whole: bool")

@@ -147,7 +147,7 @@ absl::Status AllReduceOp::Lay(OpKernelContext* context, const Communicator&, Ope
   const int count = context->num_inputs() - 1;
   TF_RETURN_IF_ERROR(LayList(context, count, operation));
   operation->launches = awaited_;
-  // The GPU still uses the tensors after this kernel has ended.
+  // A launched operation continues to use the tensors on the GPU after this kernel has ended.
   if (awaited_) operation->kept = KeepList(context, count);
   return absl::OkStatus();
 }

@@ -1,4 +1,4 @@
-// Operations that reduce tensors over ranks, including compressed ones.
+// The kernels of the ops that reduce tensors over ranks, with and without compression.
 #pragma once
 
 #include "tf/collective_op.h"
@@ -32,10 +32,12 @@ class AllReduceOp : public ReducingOp {
   absl::Status Lay(tensorflow::OpKernelContext* context, const Communicator& group,
                    Operation* operation) override;
 
-  bool awaited_ = false;  // whether another op waits for the result
+  // Whether a TfdistAwait op waits for the result, so that this op only has to launch the
+  // operation.
+  bool awaited_ = false;
 };
 
-// Waits for the results of all-reduces that have been launched, and returns these results.
+// Waits until launched all-reduces have finished, and returns their results.
 class AwaitOp : public CollectiveOp {
  public:
   explicit AwaitOp(tensorflow::OpKernelConstruction* construction)
@@ -69,7 +71,7 @@ class CompressedAllReduceOp : public CollectiveOp {
  protected:
   absl::Status Prepare(tensorflow::OpKernelContext* context, const Communicator& group,
                        Operation* operation) override;
-  // Finds the function that copies the memory of a variable.
+  // Sets `*copy` to a function that can copy the values of the residual variables.
   virtual absl::Status FindCopy(tensorflow::OpKernelContext* context, const Communicator& group,
                                 CopyBytes* copy) const;
 
@@ -79,7 +81,9 @@ class CompressedAllReduceOp : public CollectiveOp {
 
   Codec codec_;
   bool within_hosts_ = false;
-  bool awaited_ = false;  // whether another op waits for the result
+  // Whether a TfdistAwait op waits for the result, so that this op only has to launch the
+  // operation.
+  bool awaited_ = false;
   int tensors_ = 0;
   int errors_ = 0;
 };

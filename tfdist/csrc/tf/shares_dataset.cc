@@ -153,7 +153,7 @@ absl::Status BatchSource::Take() {
     Batch& piece = pieces.emplace_back();
     for (const Tensor& component : read_[i]) piece.push_back(TakeRows(component, start, stop));
   }
-  if (pieces.empty()) pieces.push_back(read_[0]);  // all of these batches are empty
+  if (pieces.empty()) pieces.push_back(read_[0]);  // all of these batches have no rows
   return Join(pieces, &batch_);
 }
 
@@ -199,7 +199,8 @@ RowCounts BatchSource::CountsAt(const Place& place) const {
 
 void BatchSource::Publish() {
   const RowCounts now = CountsAt(end_);
-  // The first batch is read twice, and the first of these two reads is not part of the data.
+  // The first copy of the first batch is not part of the data. If only this copy has been read, the
+  // position before the last batch is the same as the current position.
   replay_->Publish(now, batches_read_ > 0 ? CountsAt(begin_) : now);
 }
 
@@ -248,7 +249,7 @@ absl::Status BatchSource::Restore(IteratorContext* context, const std::string& p
 }  // namespace tfdist::tf
 
 // The dataset that divides the rows of each batch among replicas. If possible, a replica's share
-// refers to the memory of the batch.
+// refers to the memory of the batch instead of a copy of the rows.
 
 namespace tfdist::tf {
 namespace {
@@ -284,7 +285,7 @@ struct Place {
   int64_t worker, workers;
 };
 
-// Takes the rows of one replica from a batch.
+// Sets `*share` to one replica's rows of a batch.
 absl::Status TakeShare(const Tensor& batch, int64_t replica, int64_t replicas, Tensor* share) {
   if (batch.dims() == 0) {
     return absl::InvalidArgumentError(
@@ -295,7 +296,8 @@ absl::Status TakeShare(const Tensor& batch, int64_t replica, int64_t replicas, T
   const int64_t least = batch.dim_size(0) / replicas, excess = batch.dim_size(0) % replicas;
   const int64_t start = replica * least + std::min(replica, excess);
   *share = TakeRows(batch, start, start + least + (replica < excess ? 1 : 0));
-  // TensorFlow's kernels rely on aligned memory.
+  // TensorFlow's kernels require that tensors are aligned in memory, so an unaligned share is
+  // copied.
   if (!share->IsAligned()) *share = tensorflow::tensor::DeepCopy(*share);
   return absl::OkStatus();
 }
@@ -368,8 +370,8 @@ class SharesDataset : public DatasetBase {
                                  bool* ended) override {
       const tensorflow::mutex_lock lock(mutex_);
       *ended = false;
-      // After a failed step, perhaps only the first replicas have read their shares. The repetition
-      // therefore begins again with the first replica.
+      // If a step fails, perhaps only the first replicas have read their shares of the batch. When
+      // the batch is repeated, it therefore begins again with the first replica.
       if (source_.is_asked_again()) next_ = 0;
       if (next_ == 0) {
         TF_RETURN_IF_ERROR(FindPlace());
@@ -438,7 +440,8 @@ class SharesDataset : public DatasetBase {
     tensorflow::mutex mutex_;
     std::unique_ptr<IteratorBase> input_ TF_GUARDED_BY(mutex_);
     BatchSource source_ TF_GUARDED_BY(mutex_);
-    int64_t next_ TF_GUARDED_BY(mutex_) = 0;  // index of this process's replica that is next
+    // The index, within this process, of the replica that gets the next element.
+    int64_t next_ TF_GUARDED_BY(mutex_) = 0;
     Place place_ TF_GUARDED_BY(mutex_) = {0, 1};
   };
 

@@ -1,4 +1,4 @@
-// Ops that select the rows of a sparse gradient, and ops that sum rows.
+// The kernels that select the rows of a sparse gradient, and the kernels that sum such rows.
 #pragma once
 
 #include <cstddef>
@@ -18,11 +18,12 @@
 
 namespace tfdist::tf {
 
-// Returns the rows [start, stop) of a tensor. They share the memory of the tensor if this is safe.
+// Returns the rows [start, stop) of a tensor. If it is safe, the rows share the memory of the
+// tensor instead of being copied.
 //
-// It is not safe if the tensor uses the memory of an array that a Python generator has yielded.
-// TensorFlow knows that it must not overwrite the memory of such a tensor, but it does not know
-// this for a slice of the tensor.
+// Sharing is not safe if the tensor borrows the memory of an array that a Python generator has
+// yielded. TensorFlow does not overwrite the memory of such a tensor. But TensorFlow does not know
+// that a slice of the tensor also uses borrowed memory, so it could overwrite the slice.
 inline tensorflow::Tensor TakeRows(const tensorflow::Tensor& tensor, int64_t start, int64_t stop) {
   tensorflow::Tensor rows = tensor.Slice(start, stop);
   const tensorflow::TensorBuffer* buffer = tensorflow::DMAHelper::buffer(&tensor);
@@ -36,30 +37,31 @@ inline tensorflow::Tensor TakeRows(const tensorflow::Tensor& tensor, int64_t sta
 
 namespace tfdist::tf {
 
-// A variable that a kernel modifies, and its memory. The memory stays valid even if another value
-// is assigned to the variable meanwhile.
+// A variable that a kernel modifies, and the tensor with its values. The tensor keeps this memory
+// valid even if the program assigns another value to the variable in the meantime.
 struct Taken {
   tensorflow::core::RefCountPtr<tensorflow::Var> variable;
   tensorflow::Tensor values;
 };
 
-// The variables that a kernel modifies. The list keeps them alive.
+// The variables that a kernel modifies. As long as the list exists, they are not destroyed.
 using Variables = std::vector<Taken>;
 
-// Copies bytes between the memory of tensors.
+// A function that copies bytes from the memory of one tensor to the memory of another tensor.
 using CopyBytes = std::function<void(void* to, const void* from, size_t bytes)>;
 
-// Takes exclusive access to the values of a float32 variable, which must have as many values as
-// `like`. If other tensors share these values, the variable gets its own copy of the values.
-// Args: input: the index of the kernel's input with the variable's resource.
+// Gets exclusive access to the values of a float32 variable, sets `*values` to their address, and
+// adds the variable to `*variables`. The variable must have as many values as `like`. If other
+// tensors share the values, the variable first gets its own copy.
+// Args: input: the index of the kernel input that holds the variable's resource.
 absl::Status TakeValues(tensorflow::OpKernelContext* context, int input,
                         const tensorflow::Tensor& like, const CopyBytes& copy, Variables* variables,
                         float** values);
 
 }  // namespace tfdist::tf
 
-// The kernels that select values of tensors as rows of a sparse gradient, and the kernels that sum
-// rows into tensors. A row consists of an index and the bits of a value.
+// The kernels that select values of tensors, which become the rows of a sparse gradient, and the
+// kernels that sum rows into tensors. A row consists of an index and the bits of a value.
 
 namespace tfdist::tf {
 
@@ -72,19 +74,20 @@ class SelectOp : public tensorflow::OpKernel {
  protected:
   // The inputs of one call of the kernel.
   struct Asked {
-    std::vector<Candidates> candidates;  // one for each tensor
-    // The number of values to select from each tensor, if there is no threshold.
+    std::vector<Candidates> candidates;  // one element for each tensor
+    // If there is no threshold, the number of values to select from each tensor.
     std::vector<size_t> selected;
     Variables variables;
   };
-  // The result of a selection on the host.
+  // The values that the host has selected.
   class Selected {
    public:
     Selected(const std::vector<Candidates>& candidates, const std::vector<size_t>& selected,
              float threshold);
 
     size_t rows() const;
-    // Moves the selected values to `rows`, which has room for `rows()` rows.
+    // Writes the selected values to the array `rows`, and sets them to zero in the residuals and
+    // momenta. The array must have space for as many rows as the member function `rows` returns.
     void Take(Row* rows) const;
 
    private:
@@ -93,9 +96,10 @@ class SelectOp : public tensorflow::OpKernel {
   };
 
   absl::Status Ask(tensorflow::OpKernelContext* context, const CopyBytes& copy, Asked* asked) const;
-  // Allocates the output for `count` rows.
+  // Allocates the output for `count` rows, and sets `*rows` to its memory.
   static absl::Status Allocate(tensorflow::OpKernelContext* context, size_t count, Row** rows);
-  // Returns the threshold, or 0 if there is none.
+  // Returns the minimum magnitude of the values that are selected, or 0 if a fixed number of values
+  // is selected.
   float threshold() const { return threshold_; }
 
  private:
@@ -113,7 +117,7 @@ class ScatterOp : public tensorflow::OpKernel {
   void Compute(tensorflow::OpKernelContext* context) override;
 
  protected:
-  // The input rows, and the output tensors.
+  // The input rows, and the output tensors into which the rows are summed.
   struct Asked {
     const Row* rows = nullptr;
     size_t count = 0;

@@ -14,7 +14,8 @@
 namespace tfdist::tf {
 
 UndoLog& UndoLog::Instance() {
-  static UndoLog* const log = new UndoLog;  // never destroyed: kernels may still run at exit
+  // The log is never destroyed, because kernels may still run while the process exits.
+  static UndoLog* const log = new UndoLog;
   return *log;
 }
 
@@ -30,9 +31,10 @@ void UndoLog::Keep(Variable variable) {
   Kept kept{std::move(variable), {}, false};
   {
     const tensorflow::mutex_lock lock(*kept.variable->mu());
-    // After sparse updates, the variable is in copy-on-read mode. In this mode, updates change the
-    // buffer of the variable even if the buffer is shared. Here the mode is turned off. The next
-    // sparse update then copies the buffer first, and turns the mode on again.
+    // After a sparse update, a variable is in copy-on-read mode. In this mode, updates modify the
+    // buffer of the variable even if the buffer is shared, so they would also modify the kept
+    // value. The mode is therefore turned off here. The next sparse update then copies the buffer,
+    // and turns the mode on again.
     kept.variable->copy_on_read_mode.store(false);
     kept.value = *kept.variable->tensor();
     kept.is_initialized = kept.variable->is_initialized;
@@ -83,7 +85,7 @@ int64_t UndoLog::committed() const {
 
 }  // namespace tfdist::tf
 
-// Kernels that make steps atomic. They report the progress of a step to the undo log.
+// The kernels that make steps atomic. They report the progress of a step to the undo log.
 
 namespace tfdist::tf {
 namespace {
@@ -114,7 +116,7 @@ class KeepOp : public OpKernel {
   void Compute(OpKernelContext* context) override {
     for (int i = 0; i < context->num_inputs(); ++i) {
       const ResourceHandle& handle = tensorflow::HandleFromInput(context, i);
-      // The resource may also be something other than a variable, such as a table.
+      // Skips resources that are not variables, such as tables.
       if (handle.hash_code() != TypeIndex::Make<Var>().hash_code()) continue;
       UndoLog::Variable variable;
       OP_REQUIRES_OK(context, tensorflow::LookupResource(context, handle, &variable));
@@ -176,7 +178,8 @@ TFDIST_KERNEL("TfdistStepCommits", StepCommitsOp)
 TFDIST_KERNEL("TfdistRollBack", RollBackOp)
 TFDIST_KERNEL("TfdistRedo", RedoOp)
 // TensorFlow runs an op on the device of its resources, so these kernels are also registered for
-// GPUs. They only hold references, which works in the same way for GPU buffers.
+// GPUs. They only hold references to buffers, so they work in the same way for buffers in GPU
+// memory.
 REGISTER_KERNEL_BUILDER(Name("TfdistKeep").Device(tensorflow::DEVICE_GPU).HostMemory("variables"),
                         KeepOp);
 REGISTER_KERNEL_BUILDER(
@@ -189,7 +192,8 @@ REGISTER_KERNEL_BUILDER(
 }  // namespace
 }  // namespace tfdist::tf
 
-// Kernels that report the progress of a step to the recorder. They have no other effect.
+// The kernels that report the progress of a step to the flight recorder. They do not affect the
+// results of the step.
 
 namespace tfdist::tf {
 namespace {
@@ -219,7 +223,8 @@ class ReadyOp : public OpKernel {
         recorder.Stalls();
       }
     } catch (const Error&) {
-      // The communicator has been closed. Its operations will report this.
+      // The communicator has been closed. The step's operations on this communicator will report
+      // this error.
     }
   }
 
@@ -241,8 +246,8 @@ class InputEndsOp : public OpKernel {
   void Compute(OpKernelContext*) override { Activity::Instance().InputEnds(); }
 };
 
-// The two kernels mark the beginning and the end of a span. The output of SpanBeginsOp is an input
-// of SpanEndsOp: the time when the span began.
+// SpanBeginsOp marks the beginning of a span, and returns the current time. SpanEndsOp takes this
+// time as an input, and marks the end of the span.
 class SpanBeginsOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
@@ -280,7 +285,8 @@ REGISTER_KERNEL_BUILDER(Name("TfdistInputEnds").Device(tensorflow::DEVICE_CPU), 
 }  // namespace
 }  // namespace tfdist::tf
 
-// Decides whether XLA's clusters are compiled for the shapes of a step's tensors.
+// Decides whether a step uses its clusters (the parts that XLA compiles) for tensors of certain
+// shapes.
 
 namespace tfdist::tf {
 namespace {
@@ -289,13 +295,14 @@ using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 
-// XLA compiles a cluster separately for each new set of shapes, which takes longer than many steps.
-// The first shapes of a step are compiled immediately. Other shapes are compiled after they have
-// occurred kOften times, until kMax sets of shapes have been compiled.
+// XLA compiles a cluster separately for each new set of shapes, and each compilation takes longer
+// than many steps. Clusters are therefore compiled only for frequent sets of shapes. The first set
+// is compiled immediately. Another set is compiled when it occurs for the kOften-th time, unless
+// there are already kMax compiled sets. For all other sets, the step does not use its clusters.
 constexpr int kOften = 16;
 constexpr int kMax = 16;
-// The maximum number of shapes that are counted at the same time, so that ever new lengths of rows
-// cannot exhaust the memory.
+// The maximum number of sets of shapes with a count. Without this maximum, the counts could exhaust
+// the memory, for example if every batch has rows of another length.
 constexpr size_t kMaxCounted = 1024;
 
 class ShapesFitOp : public OpKernel {
@@ -309,7 +316,8 @@ class ShapesFitOp : public OpKernel {
       const auto shape = context->input(i).flat<int64_t>();
       shapes.push_back(shape.size());
       shapes.insert(shapes.end(), shape.data(), shape.data() + shape.size());
-      // A replica without rows computes in a different way, with one row of zeros.
+      // A replica without rows computes in a different way, with one row of zeros, and does not use
+      // clusters.
       empty |= std::count(shape.data(), shape.data() + shape.size(), 0) > 0;
     }
     tensorflow::Tensor* fits = nullptr;
@@ -322,8 +330,8 @@ class ShapesFitOp : public OpKernel {
     std::lock_guard<std::mutex> lock(mutex_);
     if (compiled_.count(shapes) > 0) return true;
     if (compiled_.size() == kMax) return false;
-    // If there are too many shapes, all counts are dropped. Frequent shapes will soon reach kOften
-    // again.
+    // If there are too many counts, all of them are dropped. Frequent sets of shapes will soon
+    // reach kOften again.
     if (times_.size() == kMaxCounted && times_.count(shapes) == 0) times_.clear();
     if (!compiled_.empty() && ++times_[shapes] < kOften) return false;
     compiled_.insert(shapes);
@@ -334,7 +342,7 @@ class ShapesFitOp : public OpKernel {
 
   std::mutex mutex_;
   std::set<std::vector<int64_t>> compiled_;
-  // The number of occurrences of each set of shapes that is not compiled.
+  // For each set of shapes that is not compiled, the number of times that it has occurred.
   std::map<std::vector<int64_t>, int> times_;
 };
 

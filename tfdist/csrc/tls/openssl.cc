@@ -8,12 +8,12 @@
 namespace tfdist::openssl {
 namespace {
 
-// OpenSSL 3 provides the whole interface of OpenSSL 1.1.
+// The core uses only the interface of OpenSSL 1.1, which OpenSSL 3 also provides.
 constexpr const char* kNames[] = {"libssl.so.3", "libssl.so.1.1"};
 
 void* Open() {
-  // If a library is already loaded, for example by Python, uses this library: a process should not
-  // use two different OpenSSL libraries.
+  // If the process has already loaded one of these libraries, for example through Python, uses that
+  // library. Two different OpenSSL libraries in one process could conflict.
   for (const int flags : {RTLD_NOW | RTLD_NOLOAD, RTLD_NOW}) {
     for (const char* name : kNames) {
       if (void* const library = dlopen(name, flags)) return library;
@@ -64,14 +64,15 @@ const char* Reason() {
 namespace tfdist {
 namespace {
 
-// The first cipher suite is strong enough, and it is the fastest one on processors with AES
-// instructions.
+// The cipher suites, in order of preference. The first one is strong enough, and it is the fastest
+// one on processors with AES instructions.
 constexpr char kCiphers[] =
     "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256";
 
 constexpr size_t kReadBytes = 128 << 10;
 
-// Returns no passphrase, so that OpenSSL does not ask for a passphrase at the terminal.
+// Reports that there is no passphrase. Otherwise, OpenSSL would ask for the passphrase of an
+// encrypted key at the terminal.
 int NoPassphrase(char*, int, int, void*) { return -1; }
 
 void Check(bool done, const std::string& what, const std::string& path) {
@@ -95,12 +96,12 @@ TlsContext::TlsContext(const TlsFiles& files) : secret_(files.secret) {
   // Connections are never resumed, so sessions are not cached.
   ssl.SSL_CTX_ctrl(context, openssl::kSetSessionCache, 0, nullptr);
   ssl.SSL_CTX_set_num_tickets(context, 0);
-  // Allows OpenSSL to read more than one record of 16 KiB per call.
+  // Allows OpenSSL to read more than one TLS record (16 KiB) from the socket per call.
   ssl.SSL_CTX_ctrl(context, openssl::kSetReadAhead, 1, nullptr);
   ssl.SSL_CTX_set_default_read_buffer_len(context, kReadBytes);
   ssl.SSL_CTX_set_options(context, openssl::kNoTicket | openssl::kNoRenegotiation);
-  // This fails only if a policy of the system forbids these cipher suites. The system's choice then
-  // remains.
+  // This call fails only if a policy of the system forbids these cipher suites. The failure is
+  // ignored, and the system's choice remains.
   ssl.SSL_CTX_set_ciphersuites(context, kCiphers);
   ssl.SSL_CTX_set_verify(context, openssl::kVerifyBoth, nullptr);
   ssl.SSL_CTX_set_default_passwd_cb(context, NoPassphrase);

@@ -1,4 +1,4 @@
-// OpenSSL, which is loaded at run time, and its contexts.
+// The interface to OpenSSL, which is loaded at run time, and the OpenSSL context of a communicator.
 #pragma once
 
 #include <cstddef>
@@ -6,8 +6,8 @@
 #include <memory>
 #include <string>
 
-// The OpenSSL functions that the core uses. They are loaded at run time. The compilation therefore
-// does not need OpenSSL, and the process uses the same OpenSSL as Python.
+// The OpenSSL functions that the core uses. They are loaded at run time, so OpenSSL's headers are
+// not needed to build the core, and the process uses the same OpenSSL library as Python.
 
 namespace tfdist::openssl {
 
@@ -36,7 +36,7 @@ constexpr int kRetries = 0x0f;                   // BIO_FLAGS_RWS, BIO_FLAGS_SHO
 constexpr int kFlush = 11;                       // BIO_CTRL_FLUSH
 constexpr long kVerified = 0;                    // X509_V_OK
 
-// For each function: its name, return type and parameters.
+// The name, return type and parameters of each function.
 #define TFDIST_OPENSSL(F)                                                                   \
   F(TLS_method, const SSL_METHOD*, ())                                                      \
   F(SSL_CTX_new, SSL_CTX*, (const SSL_METHOD*))                                             \
@@ -90,28 +90,32 @@ struct Library {
 #undef TFDIST_MEMBER
 };
 
-// Returns the OpenSSL library of this process. Throws Error if there is none.
+// Returns the functions of the OpenSSL library that this process uses, and loads the library on the
+// first call. Throws Error if there is no such library.
 const Library& Load();
 
-// Returns the reason why the last call of this thread failed, and clears the error.
+// Returns the reason why this thread's last OpenSSL call failed, and clears OpenSSL's list of
+// errors.
 const char* Reason();
 
 }  // namespace tfdist::openssl
 
 namespace tfdist {
 
-// The paths of PEM files with the credentials of this process and with the authority that it
-// trusts. Either all three paths are set, or none of them if the connections do not use TLS.
+// The paths of the PEM files for TLS: the certificate and the key of this process, and the
+// certificate of the authority that this process trusts. Either all three paths are set, or, if the
+// connections do not use TLS, none of them.
 struct TlsFiles {
   std::string certificate;
   std::string key;
   std::string ca;           // the authority that has signed all ranks' certificates
-  std::string secret = {};  // a secret shared by all ranks; empty for none
+  std::string secret = {};  // a secret that all ranks know; empty if there is none
 
   bool any() const { return !(certificate.empty() && key.empty() && ca.empty()); }
 };
 
-// The OpenSSL context of all connections of a communicator. Threads may share it.
+// The OpenSSL context of all connections of a communicator. Several threads may use it
+// concurrently.
 class TlsContext {
  public:
   // Throws Error(kInvalidArgument) if OpenSSL is not found, or if OpenSSL cannot use the files.

@@ -14,11 +14,11 @@
 namespace tfdist {
 namespace {
 
-// The number of bytes that are encrypted before they are sent. It is large enough to make the cost
-// of the calls negligible, and small enough that the bytes stay in the caches.
+// The maximum number of bytes that are encrypted before they are sent. It is large enough to make
+// the cost per call negligible, and small enough that the encrypted bytes stay in the CPU's caches.
 constexpr size_t kMaxBytes = 128 << 10;
 
-// According to RFC 5705, unregistered labels begin with EXPERIMENTAL.
+// RFC 5705 requires that labels that are not registered begin with EXPERIMENTAL.
 constexpr char kLabel[] = "EXPERIMENTAL tfdist secret";
 constexpr char kServer[] = "server", kClient[] = "client";
 
@@ -26,8 +26,9 @@ bool IsNotYet(int error) { return error == EAGAIN || error == EWOULDBLOCK || err
 
 }  // namespace
 
-// OpenSSL accesses the socket through these functions. If OpenSSL accessed the socket itself, it
-// could raise SIGPIPE, and it would make one call for every 16 KiB.
+// OpenSSL accesses the socket through these functions. If OpenSSL accessed the socket itself, a
+// broken connection could raise SIGPIPE, and each record of 16 KiB would take a separate system
+// call.
 struct TlsStream::Callbacks {
   static TlsStream& Of(openssl::BIO* bio) {
     return *static_cast<TlsStream*>(openssl::Load().BIO_get_data(bio));
@@ -78,7 +79,7 @@ TlsStream::TlsStream(const TlsContext& context, std::unique_ptr<Socket> socket, 
   if (!bio) throw Error(Code::kInternal, "OpenSSL cannot allocate another connection.");
   ssl.BIO_set_data(bio, this);
   ssl.BIO_set_init(bio, 1);
-  ssl.SSL_set_bio(ssl_.get(), bio, bio);  // also takes ownership of the BIO
+  ssl.SSL_set_bio(ssl_.get(), bio, bio);  // takes ownership of the BIO
   server ? ssl.SSL_set_accept_state(ssl_.get()) : ssl.SSL_set_connect_state(ssl_.get());
 }
 
@@ -140,11 +141,12 @@ bool TlsStream::Secure() {
     return result == 1 ? 0 : ssl.SSL_get_error(ssl_.get(), result);
   };
   int error = advance();
-  // Sends pending bytes even after a failure, because they may contain an alert that informs the
-  // other end of the cause.
+  // Sends pending bytes even if the handshake has failed, because they may contain a TLS alert that
+  // tells the other end the reason.
   const bool flushed = Flush();
   if (error == 0 && !socket_error_) return flushed;
-  // If the connection is broken, an alert that the other end has sent explains the cause better.
+  // If the connection is broken, continues to read: the other end may have sent an alert before,
+  // and the alert explains the cause better than the error of the socket.
   if (error == openssl::kWantRead && socket_error_) error = advance();
   if (error == openssl::kWantRead && !socket_error_) return false;
   const long verified = ssl.SSL_get_verify_result(ssl_.get());
@@ -183,8 +185,8 @@ ssize_t TlsStream::Write(const char* data, size_t bytes) {
       return Failed(result);
     }
   }
-  // Encrypted bytes count as written only when they have been sent, so that no separate flush is
-  // needed.
+  // The caller's bytes count as written only after their encrypted form has been sent, so the
+  // caller does not need to flush the stream.
   if (!Flush()) {
     errno = socket_error_ ? socket_error_ : EAGAIN;
     return -1;
@@ -230,7 +232,7 @@ constexpr int kPollMilliseconds = 100;
 
 struct Greeting {
   TlsStream* stream;
-  const std::string* name;  // name of the rank at the other end
+  const std::string* name;  // the name of the rank at the other end
 };
 
 Sockets TakeOver(const std::vector<int>& descriptors) {

@@ -18,12 +18,13 @@ class TlsStream : public Stream {
   // server.
   TlsStream(const TlsContext& context, std::unique_ptr<Socket> socket, bool server);
 
-  // Advances the handshake without blocking, and returns whether the handshake is complete. If it
-  // is not, poll descriptor() for events(), and call this function again.
+  // Advances the handshake without blocking, and returns whether it is complete. If it is not
+  // complete, the caller must poll descriptor() for events() before it calls this function again.
   //
-  // After the TLS handshake, both ends prove that they know the job's secret. A proof is an HMAC of
-  // keys that are unique to this connection (RFC 8446, 7.5), so a proof from another connection is
-  // worthless here. Throws Error(kUnavailable) with the reason if the handshake fails.
+  // When the TLS handshake is complete, both ends also prove that they know the job's secret. A
+  // proof is an HMAC of keys that are unique to this connection (RFC 8446, 7.5), so a proof that
+  // was copied from another connection is rejected. Throws Error(kUnavailable) with the reason if
+  // the handshake fails.
   bool Handshake();
   short events() const;
 
@@ -52,14 +53,16 @@ class TlsStream : public Stream {
   size_t proof_received_ = 0;
   Proof received_;
   std::unique_ptr<openssl::SSL, Free> ssl_;
-  std::vector<char> out_;  // encrypted data; the bytes from `sent_` on are unsent
+  // Encrypted data. The bytes before the index `sent_` have already been sent.
+  std::vector<char> out_;
   size_t sent_ = 0;
-  size_t taken_ = 0;      // number of the caller's bytes that are encrypted in `out_`
+  // The number of the caller's bytes that `out_` contains in encrypted form.
+  size_t taken_ = 0;
   bool ended_ = false;    // whether the other end has closed the connection
-  int socket_error_ = 0;  // errno of the socket if it is broken, otherwise 0
+  int socket_error_ = 0;  // errno of the socket after it has failed, otherwise 0
 };
 
-// For each rank, a stream to this rank, or null.
+// For each rank, the stream to this rank, or null if there is none.
 using Streams = std::vector<std::unique_ptr<Stream>>;
 
 struct Connections {
@@ -68,12 +71,18 @@ struct Connections {
 };
 
 // Creates streams from the connections of a group. If the TLS settings are not empty, the streams
-// use TLS, and the function returns when all handshakes are complete. Of two ranks, the one with
-// the lower number is the TLS server. If a rank cannot be reached, throws Error with the name of
-// that rank.
-// Args: rank: this rank; names: each rank's name in messages; control, data: for each rank, a
-// descriptor or -1; files: the TLS settings; seconds: the time limit. The function takes ownership
-// of all descriptors, even if it fails.
+// use TLS. The function then runs all handshakes concurrently, and returns when all of them are
+// complete. In each pair of ranks, the rank with the lower number is the TLS server. Throws Error
+// with the name of a rank if the handshake with this rank fails or does not end in time.
+//
+// The function takes ownership of all descriptors, even if it fails.
+// Args:
+//   rank: the rank of this process.
+//   names: for each rank, its name in error messages.
+//   control: for each rank, the descriptor of the control connection to it, or -1.
+//   data: for each rank, the descriptor of the data connection to it, or -1.
+//   files: the TLS settings.
+//   seconds: the time limit for all handshakes together.
 Connections Connect(int rank, const std::vector<std::string>& names,
                     const std::vector<int>& control, const std::vector<int>& data,
                     const TlsFiles& files, double seconds);

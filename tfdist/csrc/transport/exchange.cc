@@ -10,8 +10,9 @@
 namespace tfdist {
 namespace {
 
-// Other ranks of this host cannot wake poll(). If transfers over both kinds of links are pending,
-// poll() must therefore return soon.
+// Other ranks of this host signal their progress through a futex, which does not wake poll(). If
+// transfers over sockets and transfers within the host are both pending, poll() must therefore
+// return soon.
 constexpr int kMixedPollMilliseconds = 1;
 constexpr int kPollMilliseconds = 20;
 constexpr int kSpins = 200;
@@ -88,7 +89,7 @@ bool Exchange::AdvanceIn(int rank, Stream& stream) {
   next.received += got;
   const size_t received = next.received;
   const bool whole = received == next.bytes;
-  // The callback may add to the queues, so it is moved out of the queue before it is called.
+  // The callback may add to the queues, so it is taken out of the queue before it is called.
   const OnBytes on_bytes = whole ? std::move(next.on_bytes) : next.on_bytes;
   if (whole) stream.in.pop_front();
   if (on_bytes) on_bytes(received);

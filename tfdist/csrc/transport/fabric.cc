@@ -22,8 +22,8 @@ size_t RingLink::Write(const char* data, size_t bytes) {
   Ring& ring = segment.ring(host_.rank(), other_);
   const size_t room = segment.ring_bytes();
   const uint64_t written = ring.written.load(std::memory_order_relaxed);
-  // The other rank writes `ring.read`, and its value is not trusted. The number of unread bytes is
-  // therefore limited to the size of the ring.
+  // The other rank writes `ring.read`, so this rank must not trust the value. Even if the value is
+  // wrong, the number of unread bytes cannot exceed the size of the ring.
   const uint64_t unread = std::min<uint64_t>(written - ring.read.load(kInOrder), room);
   const size_t taken = std::min(bytes, room - static_cast<size_t>(unread));
   if (taken == 0) return 0;
@@ -58,8 +58,8 @@ size_t RingLink::Read(char* data, size_t bytes) {
 
 namespace {
 
-// The maximum number of bytes per call. It is small enough that received data are still in the
-// caches when they are used, and that no link delays the other links.
+// The maximum number of bytes per call. It is small enough that received data is still in the
+// caches when it is used, and that the other links need not wait long.
 constexpr size_t kMaxBytes = 256 << 10;
 
 }  // namespace

@@ -10,13 +10,14 @@
 namespace tfdist {
 namespace {
 
-// A rank that makes progress stores its progress and then reads `asleep`. A rank that goes to sleep
-// stores `asleep` and then reads the progress. Only sequential consistency guarantees that at least
-// one of them sees the other one's store.
+// A rank that makes progress first stores its progress, and then reads `asleep` to find out whether
+// it must wake another rank. A rank that goes to sleep first stores `asleep`, and then reads the
+// progress. With sequential consistency, at least one of the two ranks sees the store of the other.
+// With a weaker order, both could miss it, and the second rank would not be woken.
 constexpr auto kInOrder = std::memory_order_seq_cst;
 
-// The distance to other cores is measured once in this number of collectives, because a measurement
-// stalls the CPU.
+// The time to read data of other cores is measured only in every kMeasured-th collective, because a
+// measurement stalls the CPU.
 constexpr uint64_t kMeasured = 8;
 
 }  // namespace
@@ -56,15 +57,17 @@ const EagerSlot& Host::Await(int rank) {
   if (waits) Wait([&] { return arrived.load(kInOrder) >= collectives_; });
   if (rank != rank_) recorder_.Arrived(group_ranks_[static_cast<size_t>(rank)], waits);
   const EagerSlot& slot = segment_->slot(rank, collectives_);
-  // Only the first read is measured, because a second read would hit the cache of this core.
+  // Measures only the first read of the slot, which fetches the data from the other core. A second
+  // read would hit this core's own cache.
   uint64_t& awaited = awaited_[static_cast<size_t>(rank)];
   if (rank != rank_ && collectives_ % kMeasured == 0 && awaited != collectives_) {
-    // The limit reduces the effect of an interruption during the measurement.
+    // Limits the result, because an interrupt during the measurement could make it very large.
     const unsigned long ticks = std::min(TicksToRead(&slot), 4 * kFarTicks);
     ticks_ = (3 * ticks_ + ticks) / 4;
   }
   awaited = collectives_;
-  // This is a copy, because the other rank can change its memory at any time.
+  // Copies the fingerprint before it is checked, because the other rank can change its memory at
+  // any time.
   const Fingerprint theirs = slot.fingerprint;
   if (rank != rank_ && !Agree(joined_, theirs)) {
     throw Disagreement(names_[static_cast<size_t>(rank_)], joined_,
@@ -80,8 +83,8 @@ void Host::AwaitAll() {
 }
 
 void Host::Copy(void* to, const void* from, size_t bytes) {
-  // The CPUs of a virtual machine may migrate between cores, so the distance is measured
-  // repeatedly.
+  // `ticks_` is measured repeatedly, so the choice may change: the CPUs of a virtual machine may
+  // migrate between cores.
   if (ticks_ > kFarTicks) {
     CopyFar(to, from, bytes);
   } else {
@@ -96,8 +99,9 @@ uint64_t Host::TakeChunks(uint64_t count) {
 }
 
 size_t Host::TakeRoom(uint64_t chunk, size_t bytes) {
-  // Uses the room as a ring buffer. When a cache line is overwritten, other caches therefore no
-  // longer hold it.
+  // Uses the room as a ring buffer, so that much time passes before a cache line is overwritten. By
+  // then, the caches of other cores no longer hold the line, so the store does not have to fetch it
+  // from them.
   if (room_next_ + bytes > segment_->room_bytes()) room_next_ = 0;
   const size_t begin = room_next_;
   room_next_ += bytes;

@@ -18,7 +18,8 @@
 namespace tfdist {
 namespace {
 
-// A rank that has died does not wake sleeping ranks, so they wake up periodically.
+// The maximum time that a rank sleeps before it checks its guard. It must not sleep longer, because
+// a rank that has died cannot wake it.
 constexpr long kNapNanoseconds = 20'000'000;
 
 long Futex(std::atomic<uint32_t>* word, int operation, uint32_t value, const timespec* timeout) {
@@ -41,7 +42,8 @@ void FutexEvent::Sleep(uint32_t seen) {
 SpinPolicy SpinPolicy::For(int ranks) {
   static const int cores = static_cast<int>(std::thread::hardware_concurrency());
   if (ranks <= cores) return {2000, 20};
-  // The ranks do not spin, because a rank without a core must be able to run first.
+  // There are more ranks than cores. A waiting rank does not spin, so that a rank without a core
+  // can run immediately.
   return {0, 60};
 }
 
@@ -53,16 +55,16 @@ constexpr size_t kPage = 4096;
 
 size_t RoundUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
-// The maximum size of a chunk. It is large enough that a rank's room exceeds the rank's L2 cache:
-// another core reads cache lines faster when they have moved to the L3 cache. All rooms together
-// take at most 32 MiB, unless a host has more than 90 ranks.
+// The maximum size of a chunk. It is so large that a rank's room does not fit in the rank's L2
+// cache, because other cores can read data faster from the L3 cache than from another core's L2
+// cache. All rooms together take at most 32 MiB, unless a host has more than 90 ranks.
 size_t ChunkBytes(int ranks) {
   const auto n = static_cast<size_t>(ranks);
   const size_t share = (size_t{32} << 20) / (4 * n) / kPage * kPage;
   return std::max(std::min(share, size_t{512} << 10), n * (size_t{1} << 10));
 }
 
-// The size of the data of a ring. The rings of all pairs of ranks together take at most 16 MiB,
+// The size of the buffer of a ring. The buffers of all pairs of ranks together take at most 16 MiB,
 // unless a host has more than 64 ranks.
 size_t RingBytes(int ranks) {
   const auto pairs = static_cast<size_t>(ranks) * static_cast<size_t>(ranks);
@@ -83,7 +85,8 @@ size_t Segment::BytesFor(int ranks) {
 Segment::Segment(int descriptor, size_t bytes, int ranks)
     : memory_(MAP_FAILED), bytes_(bytes), ranks_(ranks), mapped_(true) {
   struct stat status{};
-  // If the file is too short, an access beyond its end would kill this process.
+  // Checks the size of the file. If the file were too short, an access beyond its end would kill
+  // this process.
   const bool fits = bytes >= BytesFor(ranks) && fstat(descriptor, &status) == 0 &&
                     status.st_size >= static_cast<off_t>(bytes);
   if (fits) memory_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);

@@ -10,19 +10,21 @@
 
 namespace tfdist {
 
-// The event on which a rank sleeps, in shared memory. A rank that makes progress signals the events
-// of the sleeping ranks.
+// An event in shared memory on which one rank of the host sleeps. When another rank makes progress,
+// it signals the event to wake the rank.
 struct alignas(64) FutexEvent {
   std::atomic<uint32_t> asleep;
   std::atomic<uint32_t> signals;
 
   void Signal();
-  // Sleeps until the number of signals differs from `seen`, or until a short time has passed.
+  // Sleeps until the number of signals is no longer equal to `seen`, or until a short time has
+  // passed.
   void Sleep(uint32_t seen);
 };
 
-// How many rounds a waiting rank spins, and how many rounds it then yields its core, before it
-// sleeps. The numbers depend on whether the host has a core for every rank.
+// Determines how a rank waits. It spins for `spins` rounds, then yields its core for `yields`
+// rounds, and then sleeps. The numbers of rounds depend on whether the host has a core for every
+// rank.
 struct SpinPolicy {
   int spins;
   int yields;
@@ -41,7 +43,8 @@ inline void Pause() {
 
 void GiveCoreAway();
 
-// Waits until `ready()` returns true: first spins, then yields the core, and then sleeps.
+// Waits until `ready()` returns true. The waiting rank first spins, then yields its core, and then
+// sleeps. While it sleeps, `guard` can end the wait with an exception.
 // Args: mine: the event on which the waiting rank sleeps.
 template <typename Ready>
 void WaitUntil(Ready ready, FutexEvent& mine, const SpinPolicy& spin_policy, Guard& guard) {
@@ -62,50 +65,57 @@ void WaitUntil(Ready ready, FutexEvent& mine, const SpinPolicy& spin_policy, Gua
   }
 }
 
-// These atomics are shared between processes. They must be lock-free, since locks would be local to
-// a process.
+// Several processes share these atomics. The atomics must be lock-free, since a lock would only
+// exist in one process.
 static_assert(std::atomic<uint64_t>::is_always_lock_free &&
               std::atomic<uint32_t>::is_always_lock_free);
 
-// The progress of one rank of the host. All counters only grow.
+// The progress of one rank of the host. The counters never decrease.
 struct alignas(128) Progress {
-  std::atomic<uint64_t> arrived;    // number of collectives that the rank has joined
-  std::atomic<uint64_t> published;  // number of chunks with data for the other ranks
-  std::atomic<uint64_t> reduced;    // number of chunks with the result of the rank's part
-  std::atomic<uint64_t> finished;   // number of chunks that the rank no longer reads
+  std::atomic<uint64_t> arrived;  // the number of collectives that the rank has joined
+  // The number of chunks that contain the rank's data for the other ranks.
+  std::atomic<uint64_t> published;
+  // The number of chunks that contain the result of the rank's part.
+  std::atomic<uint64_t> reduced;
+  // The number of chunks that the rank has finished reading in the other ranks' rooms.
+  std::atomic<uint64_t> finished;
   FutexEvent event;
 };
 
-// The memory that a rank writes when it joins a collective: its fingerprint, and its data if they
-// fit.
+// The slot in which a rank announces that it has joined a collective. The slot contains the rank's
+// fingerprint of the collective, and the rank's data if the data is small enough.
 struct alignas(64) EagerSlot {
   static constexpr size_t kBytes = 2048;
   Fingerprint fingerprint;
   char data[kBytes];
 };
 
-// The counters of a ring buffer, through which one rank sends bytes to another rank.
+// The counters of a ring buffer, through which one rank sends bytes to another rank. They are the
+// numbers of bytes written and read so far.
 struct alignas(128) Ring {
   std::atomic<uint64_t> written;
   alignas(64) std::atomic<uint64_t> read;
 };
 
-// The memory that the ranks of a host share: the progress of each rank, and memory for data.
+// The memory that the ranks of a host share. It contains the progress of each rank, and buffers for
+// data.
 class Segment {
  public:
-  // The maximum number of chunks in flight, and the number of eager slots of each rank.
+  // kSlots is the maximum number of chunks that are in use at the same time. kEagerSlots is the
+  // number of eager slots of each rank.
   static constexpr int kSlots = 3;
   static constexpr int kEagerSlots = 8;
 
-  // The size of the words for which GPU streams wait (`device/stream_waits.h`).
+  // The size of the memory for words on which GPU streams wait (device/stream_waits.h).
   static constexpr size_t kStreamWordBytes = size_t{64} << 10;
 
   static size_t BytesFor(int ranks);
 
-  // Maps the file `descriptor`, which has `bytes` zero bytes, and closes the descriptor.
+  // Maps the file with this descriptor, and closes the descriptor. The file must contain `bytes`
+  // zero bytes.
   Segment(int descriptor, size_t bytes, int ranks);
-  // Uses memory of the caller. This is for ranks that are threads of one process. The memory must
-  // be filled with zeros.
+  // Uses the caller's memory, which must be filled with zeros. This constructor is for ranks that
+  // are threads of one process.
   Segment(void* memory, size_t bytes, int ranks);
   ~Segment();
   Segment(const Segment&) = delete;
@@ -118,9 +128,10 @@ class Segment {
                         static_cast<size_t>(rank)];
   }
 
-  // The maximum size of a chunk, and the memory for the chunks of each rank, which is called its
-  // room. A room can hold one more chunk than the maximum number in flight, because a chunk that
-  // does not fit at the end of the room begins at the front.
+  // `chunk_bytes` returns the maximum size of a chunk. `room` returns a rank's room, which is the
+  // memory for the rank's chunks. A room has space for kSlots + 1 chunks, although only kSlots
+  // chunks are in use at the same time. The additional space is needed because a chunk that does
+  // not fit at the end of the room is stored at the beginning instead.
   size_t chunk_bytes() const { return chunk_bytes_; }
   size_t room_bytes() const { return (kSlots + 1) * chunk_bytes_; }
   char* room(int rank) { return rooms_ + static_cast<size_t>(rank) * room_bytes(); }
@@ -133,8 +144,8 @@ class Segment {
 
   void* stream_words() { return stream_words_; }
 
-  // Makes every rank of the host abort. If the segment already contains an error, that error is
-  // kept.
+  // Aborts all ranks of the host, and wakes the ranks that sleep. If the segment already contains
+  // an error, the earlier error is kept.
   void Abort(const Error& error);
   bool aborted() const { return header_->aborted.load(std::memory_order_acquire) != 0; }
   Error abort_error() const;
@@ -144,7 +155,8 @@ class Segment {
  private:
   struct alignas(128) Header {
     std::atomic<uint32_t> writing;
-    std::atomic<uint32_t> aborted;  // a Code, or 0; stored after the following members
+    // The Code of the error, or 0 if there is none. It is stored after the members below.
+    std::atomic<uint32_t> aborted;
     uint32_t event;
     char worker[kMaxNameBytes + 1];
     char message[kMaxMessageBytes + 1];

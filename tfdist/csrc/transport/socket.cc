@@ -19,7 +19,8 @@ struct OpenSockets {
   std::set<int> descriptors;
 };
 
-// Never destroyed, because threads of other libraries may still call it while the process ends.
+// Returns the open sockets, which a forked child must close. The object is never destroyed, because
+// threads of other libraries may still use it while the process exits.
 OpenSockets& Open() {
   static OpenSockets* const open = new OpenSockets;
   return *open;
@@ -43,13 +44,13 @@ Socket::Socket(int descriptor) : descriptor_(descriptor) {
   }
   fcntl(descriptor_, F_SETFL, fcntl(descriptor_, F_GETFL) | O_NONBLOCK);
   const int yes = 1;
-  // This fails if the socket is not a TCP socket, which does not need the option.
+  // This call fails if the socket is not a TCP socket. The failure is ignored, because only TCP
+  // sockets need the option.
   setsockopt(descriptor_, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
 }
 
-// Holds the lock while the descriptor is removed from the set and closed. Otherwise another thread
-// could open a new descriptor with the same number, and a child that is forked at this moment would
-// close the new descriptor.
+// Holds the lock while the descriptor is removed from the set and closed. A child that is forked
+// between these two steps would keep its copy of the socket open.
 Socket::~Socket() {
   const std::lock_guard<std::mutex> lock(Open().mutex);
   Open().descriptors.erase(descriptor_);
