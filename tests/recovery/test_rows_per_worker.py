@@ -106,7 +106,7 @@ def test_two_are_lost_one_after_the_other(start):
 
 @exhaustive
 @pytest.mark.parametrize("settings", [{}, {"data": "generator dataset"}, {"scaled": True}])
-@pytest.mark.parametrize("step", [1, 4, 7, 10])
+@pytest.mark.parametrize("step", [1, 4, 7, 10, 16])
 def test_a_worker_comes(start, tmp_path, step, settings):
     ranks = start(3, strategy=False)
     arguments = [0, 1], step, {}, str(tmp_path / "come"), {**settings, **PER_WORKER}

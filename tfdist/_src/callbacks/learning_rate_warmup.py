@@ -104,6 +104,7 @@ class LearningRateWarmup(Callback):
         self._verbose = verbose
         self._ramp: _Ramp | None = None
         self._scale: float | None = None  # the scale of the current training run
+        self._initial_of_job: float | None = None  # in a job that this worker has joined
         self._is_over = False
         self._scaled = contextlib.ExitStack()
 
@@ -115,7 +116,7 @@ class LearningRateWarmup(Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._scaled.close()  # It is still open if the previous run was interrupted.
-        self._ramp = self._scale = None
+        self._ramp = self._scale = self._initial_of_job = None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         # The ramp is not created in `on_train_begin`, because other callbacks may still change the
@@ -132,13 +133,19 @@ class LearningRateWarmup(Callback):
         data, ramp = current_data(), self._ramp
         if not self._scale_by_size or data is None or data.batch_size is None:
             return
-        self._scale, replicas = None, self._replicas
-        if ramp is None or ramp.target == replicas:
-            return
-        initial = ramp.initial if ramp.is_flat or self._initial is not None else 1 / replicas
-        self._scaled.close()
-        self._ramp = dataclasses.replace(ramp, initial=initial, target=float(replicas))
-        self._use(self._ramp)
+        replicas = self._replicas
+        if ramp is not None and ramp.target != replicas:
+            self._scaled.close()
+            initial = self._initial_for(replicas, ramp.initial)
+            self._ramp = dataclasses.replace(ramp, initial=initial, target=float(replicas))
+            self._use(self._ramp)
+        elif self._initial_of_job is not None and self._scale != replicas:
+            self._initial_of_job = self._initial_for(replicas, self._initial_of_job)
+        self._scale = None
+
+    def _initial_for(self, replicas: int, before: float) -> float:
+        """Returns the factor at the start of the ramp, relative to a new number of replicas."""
+        return before if before == 1 or self._initial is not None else 1 / replicas
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if self._ramp is None or self._is_over or not self._verbose:
@@ -156,16 +163,23 @@ class LearningRateWarmup(Callback):
             self.model.make_train_function(force=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the scale of the learning rate, and the number of replicas."""
-        scale = None if self._ramp is None else self._ramp.target
-        return {"scale": scale, "replicas": self._replicas}
+        """Returns the ramp of the learning rate, and the number of replicas."""
+        ramp = self._ramp
+        scale, initial = (None, None) if ramp is None else (ramp.target, ramp.initial)
+        return {"scale": scale, "initial": initial, "replicas": self._replicas}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over the scale of this job's workers, or of a job with as many replicas."""
+        """Takes over the scale of this job's workers, or of a job with as many replicas.
+
+        A worker that joins a job also takes over the start of the ramp, because all workers must
+        compute the same program.
+        """
         group = joined_group()
         same_job = group is not None and group.generation > 0
         if same_job or state["replicas"] == self._replicas:
             self._scale = state["scale"]
+        if same_job:
+            self._initial_of_job = state["initial"]
 
     def _use(self, ramp: _Ramp) -> None:
         for optimizer in updating_optimizers(self.model.optimizer):
@@ -189,7 +203,9 @@ class LearningRateWarmup(Callback):
         initial = self._initial
         if initial is None:
             initial = 1 / scale if self._scale_by_size else 0.0
-        if epoch * (batches or 0) >= steps:
+        if self._initial_of_job is not None:
+            initial = self._initial_of_job
+        elif epoch * (batches or 0) >= steps:
             initial = 1.0
         return _Ramp(float(initial), float(steps), float(scale))
 
