@@ -99,8 +99,8 @@ def test_covering_cases_have_each_value_or_each_pair(sizes):
     for places in itertools.combinations(range(len(sizes)), size):
         met = {tuple(case[i] for i in places) for case in chosen}
         assert met == set(itertools.product(*(range(sizes[i]) for i in places)))
-    largest = sorted(sizes)[-size:]
-    assert (len(chosen) <= 2 * np.prod(largest) and len(chosen) < len(cases)) or size == 1
+    fewest = np.prod(sorted(sizes)[-size:])
+    assert fewest <= len(chosen) <= (1 if size == 1 else 2) * fewest
 
 
 def test_cases_that_run_anyway_count_for_the_covering():

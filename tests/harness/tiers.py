@@ -105,8 +105,10 @@ def reduce_combinations(items: Sequence[pytest.Item]) -> None:
         default = [i for i, names in enumerate(tiers) if not names & {"exhaustive", "combinations"}]
         needed = covering(cases, default)
         for i, item in enumerate(own):
-            if "exhaustive" in tiers[i] and i not in needed:
-                item.own_markers[:] = [m for m in item.own_markers if m.name != "exhaustive"]
+            others = [mark for mark in item.own_markers if mark.name != "exhaustive"]
+            # If a module marks all its tests as exhaustive, all of their cases stay exhaustive.
+            if i not in needed and len(others) < len(item.own_markers):
+                item.own_markers[:] = others
                 item.add_marker("combinations")
 
 
