@@ -12,6 +12,7 @@ from tensorflow.python.distribute.input_lib import (
     _should_use_multi_device_iterator,
     _SingleWorkerDatasetIteratorBase,
 )
+from tensorflow.python.framework import op_def_registry
 from tensorflow.python.framework.none_tensor import NoneTensorSpec
 
 
@@ -71,6 +72,42 @@ def derived_dataset(
         **attributes,
     )
     return _Derived(dataset, variant, element_spec)
+
+
+def dataset_with_graph(dataset: Any, variant: Any, element_spec: Any) -> Any:
+    """Wraps the variant tensor of a dataset that was created from another dataset's graph.
+
+    Args:
+        dataset: the original dataset. The new dataset has its options.
+        variant: the variant tensor of the new dataset.
+        element_spec: the structure of an element of the new dataset.
+    """
+    return _Derived(dataset, variant, element_spec)
+
+
+def variant_of(dataset: Any) -> Any:
+    """Returns the variant tensor that represents a dataset."""
+    return dataset._variant_tensor
+
+
+def flat_types(element_spec: Any) -> list[Any]:
+    """Returns the types of the tensors that represent an element of a dataset."""
+    return list(structure.get_flat_tensor_types(element_spec))
+
+
+def flat_shapes(element_spec: Any) -> list[Any]:
+    """Returns the shapes of the tensors that represent an element of a dataset."""
+    return list(structure.get_flat_tensor_shapes(element_spec))
+
+
+def is_stateful(operation: str) -> bool:
+    """Whether an operation has state, or depends on anything except its inputs.
+
+    Args:
+        operation: the name of the operation's type. If it is unknown, the result is True.
+    """
+    definition = op_def_registry.get(operation)
+    return definition is None or bool(definition.is_stateful)
 
 
 class _Derived(UnaryDataset):  # type: ignore[misc]

@@ -259,6 +259,101 @@ REGISTER_OP("TfdistSharesDataset")
     .Attr("output_shapes: list(shape) >= 1")
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
+// The following datasets preprocess only this process's rows of each batch (see
+// divided_dataset.cc). Datasets and ops with the same number `division` share their state.
+
+// Yields the unprocessed elements of each batch as one variant.
+REGISTER_OP("TfdistElementBatches")
+    .Input("input_dataset: variant")
+    .Output("handle: variant")
+    .Attr("batch_size: int >= 1")
+    .Attr("drop_remainder: bool")
+    .Attr("output_types: list(type) >= 1")
+    .Attr("output_shapes: list(shape) >= 1")
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
+
+// Yields the elements of this process's rows, one by one.
+REGISTER_OP("TfdistOwnElements")
+    .Output("handle: variant")
+    .Attr("output_types: list(type) >= 1")
+    .Attr("output_shapes: list(shape) >= 1")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
+
+// Stacks the processed elements of each batch.
+REGISTER_OP("TfdistCollate")
+    .Input("input_dataset: variant")
+    .Output("handle: variant")
+    .Attr("output_types: list(type) >= 1")
+    .Attr("output_shapes: list(shape) >= 1")
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
+
+// Yields the rows of each replica of this process. The attributes `communicator`, `worker`,
+// `workers`, `replicas` and `replay` have the same meaning as for TfdistSharesDataset. If
+// `repeats_first`, the first batch is yielded twice. If `tells_rows`, each element ends with the
+// number of rows of its batch. If `checks`, this process's rows of the first batch are compared
+// with the same rows of the whole batch.
+REGISTER_OP("TfdistDividedDataset")
+    .Input("batches: variant")
+    .Input("stages: variant")
+    .Output("handle: variant")
+    .Attr("division: int")
+    .Attr("communicator: string = ''")
+    .Attr("worker: int = 0")
+    .Attr("workers: int = 1")
+    .Attr("replicas: int >= 1 = 1")
+    .Attr("replay: int = 0")
+    .Attr("repeats_first: bool = false")
+    .Attr("tells_rows: bool = false")
+    .Attr("checks: bool = false")
+    .Attr("output_types: list(type) >= 1")
+    .Attr("output_shapes: list(shape) >= 1")
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
+
+// Returns four numbers: the rows of the batches read so far, the elements that this process has
+// processed, the first component that depends on which rows are processed (-1 if there is none),
+// and whether all rows of each batch are processed.
+REGISTER_OP("TfdistDivisionReport")
+    .Output("report: int64")
+    .Attr("division: int")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* context) {
+      context->set_output(0, context->Vector(4));
+      return Result();
+    });
+
+// Makes this process process all rows of each batch from now on.
+REGISTER_OP("TfdistProcessWhole")
+    .Attr("division: int")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
+// Returns all rows of the first batch of the last iterator, once.
+REGISTER_OP("TfdistTakeFirstBatch")
+    .Output("batch: T")
+    .Attr("division: int")
+    .Attr("T: list(type) >= 1")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::UnknownShape);
+
+// Returns the graph of a dataset, the name of its last node, and the values of its placeholders.
+REGISTER_OP("TfdistDatasetGraph")
+    .Input("input_dataset: variant")
+    .Output("graph: string")
+    .Output("node: string")
+    .Output("inputs: variant")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::UnknownShape);
+
+// Returns the dataset that a graph creates.
+REGISTER_OP("TfdistDatasetFromGraph")
+    .Input("graph: string")
+    .Input("node: string")
+    .Input("inputs: variant")
+    .Output("handle: variant")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
+
 // The following ops report the progress of a step to the flight recorder. The input `order` is a
 // resource, and each kind of op has a separate resource. If these ops had no resource as input,
 // TensorFlow would run them in program order with all other stateful ops, which would delay both.

@@ -67,6 +67,25 @@ std::string NameOf(size_t number) { return "read_" + std::to_string(number); }
 
 }  // namespace
 
+RowRange ShareOfRows(int64_t rows, int64_t replica, int64_t replicas) {
+  const int64_t least = rows / replicas, excess = rows % replicas;
+  const int64_t start = replica * least + std::min(replica, excess);
+  return {start, start + least + (replica < excess ? 1 : 0)};
+}
+
+absl::Status CheckRows(const Tensor& component) {
+  if (component.dims() > 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "A dataset must yield batches to be split among replicas: the first axis of every component "
+      "is the rows. Received: a scalar. Call `.batch(global_batch_size)` on the dataset.");
+}
+
+Tensor TakeAlignedRows(const Tensor& component, int64_t start, int64_t stop) {
+  Tensor rows = TakeRows(component, start, stop);
+  // TensorFlow's kernels require that tensors are aligned in memory, so unaligned rows are copied.
+  return rows.IsAligned() ? rows : tensorflow::tensor::DeepCopy(rows);
+}
+
 absl::Status BatchSource::Next(IteratorContext* context, IteratorBase* input, int64_t workers,
                                bool* ended) {
   *ended = false;
@@ -285,23 +304,6 @@ struct Place {
   int64_t worker, workers;
 };
 
-// Sets `*share` to one replica's rows of a batch.
-absl::Status TakeShare(const Tensor& batch, int64_t replica, int64_t replicas, Tensor* share) {
-  if (batch.dims() == 0) {
-    return absl::InvalidArgumentError(
-        "A dataset must yield batches to be split among replicas: the first axis of every "
-        "component "
-        "is the rows. Received: a scalar. Call `.batch(global_batch_size)` on the dataset.");
-  }
-  const int64_t least = batch.dim_size(0) / replicas, excess = batch.dim_size(0) % replicas;
-  const int64_t start = replica * least + std::min(replica, excess);
-  *share = TakeRows(batch, start, start + least + (replica < excess ? 1 : 0));
-  // TensorFlow's kernels require that tensors are aligned in memory, so an unaligned share is
-  // copied.
-  if (!share->IsAligned()) *share = tensorflow::tensor::DeepCopy(*share);
-  return absl::OkStatus();
-}
-
 class SharesDataset : public DatasetBase {
  public:
   SharesDataset(OpKernelContext* context, const DatasetBase* input, Settings settings,
@@ -431,8 +433,10 @@ class SharesDataset : public DatasetBase {
       const Place place = replay && replay->gives_whole() ? Place{0, 1} : place_;
       const int64_t replica = place.worker * settings.replicas + next_;
       for (size_t i = 0; i < batch.size(); ++i) {
-        TF_RETURN_IF_ERROR(
-            TakeShare(batch[i], replica, place.workers * settings.replicas, &(*element)[i]));
+        TF_RETURN_IF_ERROR(CheckRows(batch[i]));
+        const RowRange share =
+            ShareOfRows(batch[i].dim_size(0), replica, place.workers * settings.replicas);
+        (*element)[i] = TakeAlignedRows(batch[i], share.start, share.stop);
       }
       return absl::OkStatus();
     }

@@ -12,6 +12,21 @@
 
 namespace tfdist::tf {
 
+struct RowRange {
+  int64_t start, stop;
+};
+
+// Returns the rows of one replica in a batch with `rows` rows. If they cannot be divided evenly,
+// each of the first replicas gets one more row.
+RowRange ShareOfRows(int64_t rows, int64_t replica, int64_t replicas);
+
+// Returns an error if a component of a batch is a scalar, so that it has no rows.
+absl::Status CheckRows(const tensorflow::Tensor& component);
+
+// Returns rows of a component, in the component's memory if TensorFlow's kernels can use it there.
+tensorflow::Tensor TakeAlignedRows(const tensorflow::Tensor& component, int64_t start,
+                                   int64_t stop);
+
 // Reads batches from an input dataset. At the request of a Replay, it returns the last batch again,
 // or forms batches of another size from the rows of the input's batches.
 class BatchSource {

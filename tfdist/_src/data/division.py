@@ -1,0 +1,583 @@
+"""Divides the preprocessing of a dataset among the workers.
+
+A `map` processes each element separately. So it can follow the stages that determine the order of
+the elements, such as `shuffle`, `repeat` and `batch`, instead of preceding them. Each worker then
+reads all unprocessed elements, forms the batches from them, and processes only the elements of its
+own rows. The batches stay the same, bit by bit.
+
+This module changes the graph of a dataset in this way. The stages that read the changed graph are
+in `csrc/tf/divided_dataset.cc`.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+from tensorflow.core.framework import (
+    attr_value_pb2,
+    function_pb2,
+    graph_pb2,
+    node_def_pb2,
+    tensor_shape_pb2,
+    types_pb2,
+)
+
+from tfdist._src import native
+from tfdist._src.internals import datasets
+
+_numbers = itertools.count(1)
+
+_MAPS = ("MapDataset", "ParallelMapDataset", "ParallelMapDatasetV2")
+_BATCHES = ("BatchDataset", "BatchDatasetV2", "ParallelBatchDataset")
+_PREFETCH = "PrefetchDataset"
+_ZIP = "ZipDataset"
+
+# Stages whose output elements are elements of their only input dataset, selected and ordered
+# independently of the values of the elements.
+_ORDERS = (
+    "AssertCardinalityDataset",
+    "AssertNextDataset",
+    "FinalizeDataset",
+    "GlobalShuffleDataset",
+    "MaxIntraOpParallelismDataset",
+    "ModelDataset",
+    "OptionsDataset",
+    "PrivateThreadPoolDataset",
+    "RepeatDataset",
+    "ShardDataset",
+    "ShuffleAndRepeatDataset",
+    "ShuffleAndRepeatDatasetV2",
+    "ShuffleDataset",
+    "ShuffleDatasetV2",
+    "ShuffleDatasetV3",
+    "SkipDataset",
+    "TakeDataset",
+    _PREFETCH,
+)
+
+# Readers of files, whose elements are strings. They do not have an attribute with this type.
+_READERS = ("TextLineDataset", "TFRecordDataset", "TFRecordDatasetV2", "FixedLengthRecordDataset")
+
+_PYTHON = ("EagerPyFunc", "PyFunc", "PyFuncStateless")
+
+# Stateful operations that only read, or whose order does not matter.
+_READS = (
+    "Assert",
+    "If",
+    "LookupTableFind",
+    "LookupTableFindV2",
+    "LookupTableSize",
+    "LookupTableSizeV2",
+    "PartitionedCall",
+    "Print",
+    "PrintV2",
+    "ReadVariableOp",
+    "ResourceGather",
+    "ResourceGatherNd",
+    "StatefulPartitionedCall",
+    "TensorListReserve",
+    "VariableShape",
+    "While",
+)
+
+# Operations that draw different random numbers in each call.
+_DRAWS = (
+    "Multinomial",
+    "ParameterizedTruncatedNormal",
+    "RandomCrop",
+    "RandomGamma",
+    "RandomPoisson",
+    "RandomPoissonV2",
+    "RandomShuffle",
+    "RandomStandardNormal",
+    "RandomUniform",
+    "RandomUniformInt",
+    "SampleDistortedBoundingBox",
+    "SampleDistortedBoundingBoxV2",
+    "TruncatedNormal",
+)
+
+Component = tuple[int, tensor_shape_pb2.TensorShapeProto]
+"""The type and the shape of a component of an element."""
+
+
+class _NotDivided(Exception):
+    """A dataset cannot be divided. The message is the reason, as the end of a sentence."""
+
+
+@dataclass(frozen=True)
+class _Map:
+    """A `map` that processes only this worker's rows.
+
+    Attributes:
+        node: the node of the map.
+        start: the index of the first component that the map receives.
+        before: all components of an element before the map.
+        after: all components of an element after the map.
+    """
+
+    node: node_def_pb2.NodeDef
+    start: int
+    before: tuple[Component, ...]
+    after: tuple[Component, ...]
+
+    def moved(self, left: tuple[Component, ...], right: tuple[Component, ...]) -> "_Map":
+        """Returns this map for elements with additional components on both sides."""
+        return _Map(
+            self.node,
+            len(left) + self.start,
+            (*left, *self.before, *right),
+            (*left, *self.after, *right),
+        )
+
+
+class Plan(NamedTuple):
+    """A changed graph of a dataset.
+
+    Attributes:
+        graph: the graph, with the additional nodes.
+        batches: the node that yields batches of unprocessed elements.
+        stages: the node that processes the elements of this worker's rows.
+        draws: whether the maps draw different random numbers each time.
+    """
+
+    graph: graph_pb2.GraphDef
+    batches: str
+    stages: str
+    draws: bool
+
+
+def plan_division(
+    graph: graph_pb2.GraphDef, last: str, *, always: bool = False, worker: int = 0
+) -> Plan | str:
+    """Moves the maps in a dataset's graph behind the division of the batches.
+
+    Args:
+        graph: the graph of the dataset.
+        last: the name of the last node of the dataset.
+        always: whether to also divide maps that call Python functions.
+        worker: this worker's position. On each worker, random operations in the maps draw other
+            numbers.
+
+    Returns:
+        The changed graph, or the reason why the dataset cannot be divided, as the end of a
+        sentence.
+    """
+    try:
+        return _Planner(graph, always=always).plan(last, worker)
+    except _NotDivided as reason:
+        return str(reason)
+
+
+class _Planner:
+    def __init__(self, graph: graph_pb2.GraphDef, *, always: bool) -> None:
+        self._graph = graph_pb2.GraphDef()
+        self._graph.CopyFrom(graph)
+        self._nodes = {node.name: node for node in self._graph.node}
+        self._functions = {
+            function.signature.name: function for function in self._graph.library.function
+        }
+        self._always = always
+        self._draws = False
+
+    def plan(self, last: str, worker: int) -> Plan:
+        later, node = [], self._nodes[last]
+        ahead = 1
+        while node.op not in _BATCHES:
+            if node.op not in _ORDERS:
+                raise _NotDivided(f"{_described(node.op)} follows `batch`")
+            if node.op == _PREFETCH:
+                size = self._number(node.input[1])
+                ahead = size if size < 0 else max(ahead, size)
+            else:
+                later.append(node)
+            node = self._input(node)
+        size, drops = self._number(node.input[1]), bool(self._number(node.input[-1]))
+        source, maps = self._without_maps(self._input(node))
+        if not maps:
+            raise _NotDivided("it has no `map` that could process rows separately")
+        unprocessed, processed = maps[0].before, maps[-1].after
+        if any(kind == types_pb2.DT_VARIANT for kind, _ in (*unprocessed, *processed)):
+            raise _NotDivided("its elements contain tensors that are not dense")
+        batches = self._add(
+            "TfdistElementBatches",
+            [source],
+            components=_ONE_VARIANT,
+            batch_size=attr_value_pb2.AttrValue(i=size),
+            drop_remainder=attr_value_pb2.AttrValue(b=drops),
+        )
+        for stage in reversed(later):
+            batches = self._copied(stage, [batches], _ONE_VARIANT)
+        stages = self._add("TfdistOwnElements", [], components=unprocessed)
+        for one in maps:
+            stages = self._applied(one, stages, worker)
+        rows = tuple((kind, _with_rows(shape)) for kind, shape in processed)
+        stages = self._add("TfdistCollate", [stages], components=rows)
+        stages = self._add(_PREFETCH, [stages, self._constant(ahead)], components=rows)
+        return Plan(self._graph, batches, stages, self._draws)
+
+    def _without_maps(self, node: node_def_pb2.NodeDef) -> tuple[str, list[_Map]]:
+        """Returns a dataset without those of its maps that can be moved, and these maps."""
+        if node.op in _MAPS:
+            if not self._is_movable(node):
+                return node.name, []
+            source, maps = self._without_maps(self._input(node))
+            before = maps[-1].after if maps else self._components(self._nodes[source])
+            captured = len(node.attr["Targuments"].list.type)
+            function = self._functions[node.attr["f"].func.name]
+            arguments = function.signature.input_arg
+            if len(arguments) - captured != len(before):
+                return node.name, []
+            if self._nodes[source].op.startswith("Shuffle"):
+                # If `repeat` directly followed the shuffle, TensorFlow would combine them into one
+                # stage, which draws another order.
+                source = self._add(
+                    "OptionsDataset",
+                    [source],
+                    components=self._components(self._nodes[source]),
+                    serialized_options=attr_value_pb2.AttrValue(s=b""),
+                )
+            return source, [*maps, _Map(node, 0, before, self._components(node))]
+        if node.op == _ZIP:
+            return self._zip_without_maps(node)
+        if node.op not in _ORDERS:
+            return node.name, []
+        source, maps = self._without_maps(self._input(node))
+        if not maps:
+            return node.name, []
+        return self._copied(node, [source], maps[0].before), maps
+
+    def _zip_without_maps(self, node: node_def_pb2.NodeDef) -> tuple[str, list[_Map]]:
+        inputs = [self._nodes[_plain(name)] for name in node.input if not name.startswith("^")]
+        parts = [self._without_maps(one) for one in inputs]
+        if not any(maps for _, maps in parts):
+            return node.name, []
+        befores, afters = [], []
+        for (source, maps), _ in zip(parts, inputs, strict=True):
+            before = maps[0].before if maps else self._components(self._nodes[source])
+            befores.append(before)
+            afters.append(maps[-1].after if maps else before)
+        all_maps = []
+        for i, (_, maps) in enumerate(parts):
+            left = tuple(itertools.chain(*afters[:i]))
+            right = tuple(itertools.chain(*befores[i + 1 :]))
+            all_maps += [one.moved(left, right) for one in maps]
+        unprocessed = tuple(itertools.chain(*befores))
+        return self._copied(node, [source for source, _ in parts], unprocessed), all_maps
+
+    def _is_movable(self, node: node_def_pb2.NodeDef) -> bool:
+        draws = False
+        for operation in self._operations(node.attr["f"].func.name, set()):
+            if operation in _PYTHON and not self._always:
+                return False
+            if operation in _DRAWS:
+                draws = True
+            elif operation not in (*_READS, *_PYTHON) and datasets.is_stateful(operation):
+                return False
+        self._draws |= draws
+        return True
+
+    def _operations(self, function: str, seen: set[str]) -> Iterator[str]:
+        """Yields the types of the operations in a function and in the functions that it calls."""
+        if function in seen:
+            return
+        seen.add(function)
+        definition = self._functions.get(function)
+        if definition is None:
+            yield "an unknown function"
+            return
+        for node in definition.node_def:
+            if node.op in self._functions:
+                yield from self._operations(node.op, seen)
+                continue
+            yield node.op
+            for name in _called(node):
+                yield from self._operations(name, seen)
+
+    def _applied(self, one: _Map, source: str, worker: int) -> str:
+        """Adds a map of this worker's rows, and returns the name of its node."""
+        node = self._copied(one.node, [source], one.after)
+        added = self._nodes[node]
+        name = added.attr["f"].func.name
+        if worker:
+            name = self._with_other_draws(name, worker)
+        arguments = self._functions[name].signature.input_arg
+        captured = len(added.attr["Targuments"].list.type)
+        if len(arguments) - captured < len(one.before):
+            name = self._on_part(name, one, captured)
+        added.attr["f"].func.name = name
+        if "deterministic" in added.attr:
+            added.attr["deterministic"].s = b"true"
+        if "sloppy" in added.attr:
+            added.attr["sloppy"].b = False
+        if "preserve_cardinality" in added.attr:
+            added.attr["preserve_cardinality"].b = True
+        return node
+
+    def _on_part(self, name: str, one: _Map, captured: int) -> str:
+        """Adds a function that applies another one to some components, and returns its name."""
+        inner = self._functions[name].signature
+        own = len(inner.input_arg) - captured
+        function = function_pb2.FunctionDef()
+        signature = function.signature
+        signature.name = f"{name}_on_part_{next(_numbers)}"
+        signature.is_stateful = inner.is_stateful
+        for i, (kind, _) in enumerate(one.before):
+            signature.input_arg.add(name=f"component_{i}", type=kind)
+        for i, argument in enumerate(inner.input_arg[own:]):
+            signature.input_arg.add(name=f"captured_{i}", type=argument.type)
+        inputs = [f"component_{one.start + i}" for i in range(own)]
+        inputs += [f"captured_{i}" for i in range(captured)]
+        call = function.node_def.add(
+            name="call",
+            op="StatefulPartitionedCall" if inner.is_stateful else "PartitionedCall",
+            input=inputs,
+        )
+        call.attr["f"].func.name = name
+        call.attr["Tin"].list.type.extend(argument.type for argument in inner.input_arg)
+        call.attr["Tout"].list.type.extend(result.type for result in inner.output_arg)
+        results = len(inner.output_arg)
+        shift = len(one.before) - len(one.after)
+        for i, (kind, _) in enumerate(one.after):
+            signature.output_arg.add(name=f"result_{i}", type=kind)
+            if one.start <= i < one.start + results:
+                function.ret[f"result_{i}"] = f"call:output:{i - one.start}"
+            else:
+                origin = i if i < one.start else i + shift
+                function.ret[f"result_{i}"] = f"component_{origin}"
+        self._add_function(function)
+        return signature.name
+
+    def _with_other_draws(self, name: str, worker: int) -> str:
+        """Returns the name of a function whose random operations have other seeds per worker."""
+        definition = self._functions[name]
+        changed = {}
+        for node in definition.node_def:
+            called = [node.op] if node.op in self._functions else _called(node)
+            for one in called:
+                other = self._with_other_draws(one, worker)
+                if other != one:
+                    changed[one] = other
+        if not changed and not any(node.op in _DRAWS for node in definition.node_def):
+            return name
+        function = function_pb2.FunctionDef()
+        function.CopyFrom(definition)
+        function.signature.name = f"{name}_on_worker_{worker}_{next(_numbers)}"
+        for node in function.node_def:
+            node.op = changed.get(node.op, node.op)
+            for attribute in node.attr.values():
+                for call in (attribute.func, *attribute.list.func):
+                    if call.name in changed:
+                        call.name = changed[call.name]
+            # Without seeds, an operation draws different numbers on each worker anyway.
+            if node.op in _DRAWS and (node.attr["seed"].i or node.attr["seed2"].i):
+                node.attr["seed2"].i = (node.attr["seed2"].i + 1_000_003 * worker) % 2**62
+        self._add_function(function)
+        return function.signature.name
+
+    def _add_function(self, function: function_pb2.FunctionDef) -> None:
+        self._graph.library.function.add().CopyFrom(function)
+        self._functions[function.signature.name] = function
+
+    def _copied(
+        self,
+        node: node_def_pb2.NodeDef,
+        sources: Sequence[str],
+        components: Sequence[Component],
+    ) -> str:
+        """Adds a copy of a node with other input datasets, and returns its name."""
+        copy = self._graph.node.add()
+        copy.CopyFrom(node)
+        copy.name = f"{node.name}/divided_{next(_numbers)}"
+        copy.input[: len(sources)] = list(sources)
+        self._set_components(copy, components)
+        self._nodes[copy.name] = copy
+        return copy.name
+
+    def _add(
+        self,
+        operation: str,
+        inputs: Sequence[str],
+        *,
+        components: Sequence[Component],
+        **attributes: attr_value_pb2.AttrValue,
+    ) -> str:
+        node = self._graph.node.add(
+            name=f"{operation}/divided_{next(_numbers)}", op=operation, input=inputs
+        )
+        for name, value in attributes.items():
+            node.attr[name].CopyFrom(value)
+        self._set_components(node, components)
+        self._nodes[node.name] = node
+        return node.name
+
+    def _constant(self, value: int) -> str:
+        node = self._graph.node.add(name=f"Const/divided_{next(_numbers)}", op="Const")
+        node.attr["dtype"].type = types_pb2.DT_INT64
+        node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, tf.int64))
+        self._nodes[node.name] = node
+        return node.name
+
+    @staticmethod
+    def _set_components(node: node_def_pb2.NodeDef, components: Sequence[Component]) -> None:
+        types, shapes = node.attr["output_types"].list, node.attr["output_shapes"].list
+        del types.type[:]
+        del shapes.shape[:]
+        types.type.extend(kind for kind, _ in components)
+        shapes.shape.extend(shape for _, shape in components)
+
+    @staticmethod
+    def _components(node: node_def_pb2.NodeDef) -> tuple[Component, ...]:
+        if node.op in _READERS:
+            return ((types_pb2.DT_STRING, tensor_shape_pb2.TensorShapeProto()),)
+        types = node.attr["output_types" if "output_types" in node.attr else "Toutput_types"]
+        shapes = node.attr["output_shapes"].list.shape
+        if not types.list.type or len(types.list.type) != len(shapes):
+            raise _NotDivided(f"the types of {_described(node.op)} are unknown")
+        return tuple(zip(types.list.type, shapes, strict=True))
+
+    def _input(self, node: node_def_pb2.NodeDef) -> node_def_pb2.NodeDef:
+        return self._nodes[_plain(node.input[0])]
+
+    def _number(self, name: str) -> int:
+        node = self._nodes[_plain(name)]
+        if node.op != "Const":
+            raise _NotDivided("the size of a batch is unknown")
+        return int(tf.make_ndarray(node.attr["value"].tensor))
+
+
+_ONE_VARIANT = ((types_pb2.DT_VARIANT, tensor_shape_pb2.TensorShapeProto()),)
+
+
+def _plain(name: str) -> str:
+    return name.partition(":")[0]
+
+
+def _called(node: node_def_pb2.NodeDef) -> list[str]:
+    """Returns the names of the functions that a node calls."""
+    names = []
+    for attribute in node.attr.values():
+        names += [call.name for call in (attribute.func, *attribute.list.func) if call.name]
+    return names
+
+
+def _with_rows(shape: tensor_shape_pb2.TensorShapeProto) -> tensor_shape_pb2.TensorShapeProto:
+    """Returns the shape of a stack of tensors."""
+    if shape.unknown_rank:
+        return shape
+    stacked = tensor_shape_pb2.TensorShapeProto()
+    stacked.dim.add(size=-1)
+    stacked.dim.extend(shape.dim)
+    return stacked
+
+
+def _described(operation: str) -> str:
+    name = operation.removesuffix("V2").removesuffix("V3").removesuffix("Dataset")
+    return f"the stage {name}"
+
+
+class Report(NamedTuple):
+    """What a division has done so far on this worker.
+
+    Attributes:
+        rows: the number of rows of the batches that were read.
+        processed: the number of elements that this worker has processed.
+        differing: the index of the first component that depends on which rows a worker processes;
+            -1 if there is none.
+        is_whole: whether this worker processes all rows of each batch.
+    """
+
+    rows: int
+    processed: int
+    differing: int
+    is_whole: bool
+
+
+class Division:
+    """The division of a dataset's preprocessing among the workers.
+
+    Args:
+        dataset: the dataset, with global batches.
+        plan: its changed graph.
+        inputs: the values of the placeholders in the graph.
+    """
+
+    def __init__(self, dataset: Any, plan: Plan, inputs: Any) -> None:
+        self.number = next(_numbers)
+        self._dataset, self._plan, self._inputs = dataset, plan, inputs
+
+    def shares(self, element_spec: Any, **attributes: Any) -> Any:
+        """Returns a dataset of each replica's rows.
+
+        Args:
+            element_spec: the structure of an element.
+            attributes: the attributes of the op `TfdistDividedDataset`, without `division`,
+                `checks` and the types.
+        """
+        graph = graph_pb2.GraphDef()
+        graph.CopyFrom(self._plan.graph)
+        node = graph.node.add(
+            name="divided_dataset",
+            op="TfdistDividedDataset",
+            input=[self._plan.batches, self._plan.stages],
+        )
+        # If the maps draw random numbers, they give other results each time.
+        attributes |= {"division": self.number, "checks": not self._plan.draws}
+        for name, value in attributes.items():
+            if isinstance(value, bool):
+                node.attr[name].b = value
+            elif isinstance(value, int):
+                node.attr[name].i = value
+            else:
+                node.attr[name].s = value.encode()
+        types = [kind.as_datatype_enum for kind in datasets.flat_types(element_spec)]
+        shapes = [shape.as_proto() for shape in datasets.flat_shapes(element_spec)]
+        node.attr["output_types"].list.type.extend(types)
+        node.attr["output_shapes"].list.shape.extend(shapes)
+        variant = native.load_ops().tfdist_dataset_from_graph(
+            graph.SerializeToString(), node.name, self._inputs
+        )
+        return datasets.dataset_with_graph(self._dataset, variant, element_spec)
+
+    def take_first_batch(self) -> list[tf.Tensor]:
+        """Returns all rows of the first batch of the last iterator, by component.
+
+        Raises:
+            tf.errors.FailedPreconditionError: no iterator has read a first batch since the last
+                call.
+        """
+        types = datasets.flat_types(self._dataset.element_spec)
+        return list(native.load_ops().tfdist_take_first_batch(division=self.number, T=types))
+
+    def report(self) -> Report:
+        """Returns the numbers of rows that were read and processed so far."""
+        rows, processed, differing, whole = (
+            native.load_ops().tfdist_division_report(division=self.number).numpy().tolist()
+        )
+        return Report(rows, processed, differing, bool(whole))
+
+    def process_whole(self) -> None:
+        """Makes this worker process all rows of each batch from now on."""
+        native.load_ops().tfdist_process_whole(division=self.number)
+
+
+def divide(dataset: Any, *, always: bool = False, worker: int = 0) -> Division | str:
+    """Divides the preprocessing of a dataset, if its maps allow it.
+
+    Args:
+        dataset: a dataset of global batches.
+        always: whether to also divide maps that call Python functions.
+        worker: this worker's position among the workers.
+
+    Returns:
+        The division, or the reason why there is none, as the end of a sentence.
+    """
+    specs = tf.nest.flatten(dataset.element_spec)
+    if not all(isinstance(spec, tf.TensorSpec) for spec in specs):
+        return "its batches contain tensors that are not dense"
+    graph, node, inputs = native.load_ops().tfdist_dataset_graph(datasets.variant_of(dataset))
+    definition = graph_pb2.GraphDef.FromString(graph.numpy())
+    plan = plan_division(definition, node.numpy().decode(), always=always, worker=worker)
+    return plan if isinstance(plan, str) else Division(dataset, plan, inputs)
