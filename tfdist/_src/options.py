@@ -40,6 +40,7 @@ class Variable:
     CUDA_LIBRARY = "TFDIST_CUDA_LIBRARY"
     NCCL_LIBRARY = "TFDIST_NCCL_LIBRARY"
     BATCH_STATISTICS = "TFDIST_BATCH_STATISTICS"
+    INPUT_DIVISION = "TFDIST_INPUT_DIVISION"
     SAVE = "TFDIST_SAVE"
     XLA = "TFDIST_XLA"
     FLIGHT_DIR = "TFDIST_FLIGHT_DIR"
@@ -87,6 +88,7 @@ _SECURITY = ("warn", "required", "none")
 _ALGORITHMS = ("auto", "shm", "one_shot", "two_shot", "ring", "hierarchical")
 _DEVICE_ALGORITHMS = ("p2p", "nccl", "host", "by_size")
 _BATCH_STATISTICS = ("global", "replica")
+_INPUT_DIVISION = ("auto", "always", "never")
 _SAVE = ("all", "chief")
 _VECTOR_UNITS = ("baseline", "avx2", "avx512")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -170,6 +172,8 @@ class Options:
         batch_statistics: the rows from which `BatchNormalization` computes its statistics in
             training, unless the strategy specifies them (`TFDIST_BATCH_STATISTICS`): global for the
             whole batch, or replica for the rows of each replica.
+        input_division: the datasets of which each worker preprocesses only its own rows, unless the
+            strategy specifies them (`TFDIST_INPUT_DIVISION`): auto, always or never.
         save: the workers that write model files (`TFDIST_SAVE`). With all, the chief writes, and so
             does each worker that does not see the chief's file. With chief, only the chief and the
             workers that save to another path write.
@@ -206,6 +210,7 @@ class Options:
     metrics_host: str = "127.0.0.1"
     xla: bool = True
     batch_statistics: str = "global"
+    input_division: str = "auto"
     save: str = "all"
     log_level: str = "info"
     tls_certificate: str = ""
@@ -216,6 +221,7 @@ class Options:
     def __post_init__(self) -> None:
         _check_choice(Variable.SECURITY, self.security, _SECURITY)
         _check_choice(Variable.BATCH_STATISTICS, self.batch_statistics, _BATCH_STATISTICS)
+        _check_choice(Variable.INPUT_DIVISION, self.input_division, _INPUT_DIVISION)
         _check_choice(Variable.SAVE, self.save, _SAVE)
         _check_choice(Variable.LOG_LEVEL, self.log_level, _LOG_LEVELS)
         _check_choice(Variable.ALGORITHM, self.algorithm, ("", *_ALGORITHMS))

@@ -20,13 +20,18 @@ from typing import Any, NamedTuple, Protocol
 import keras
 import tensorflow as tf
 
+from tfdist._src import native
 from tfdist._src.comm.communicator_interface import Communicator
 from tfdist._src.data.call_context import current_context
+from tfdist._src.data.division import Division, divide
 from tfdist._src.data.first_batch import different_data
 from tfdist._src.data.shares import (
     BatchForm,
+    WithRows,
     as_element,
     components_apart,
+    not_ahead,
+    of_share,
     split_batches,
 )
 from tfdist._src.group import Group
@@ -47,9 +52,14 @@ class Engine(Protocol):
 
     Attributes:
         group: the workers of the job.
+        input_division: whether each worker preprocesses only its own rows: "auto" if the dataset
+            allows it, "always" also if its maps call Python functions, or "never".
+        division: the division of the dataset that was distributed last; None if it is not divided.
     """
 
     group: Group
+    input_division: str
+    division: Division | None
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
@@ -221,16 +231,20 @@ def distribute_dataset(extended: Engine, dataset: Any, options: Any) -> Any:
     context = current_context()
     per_worker_hint = not context.in_order
     replicas = None if extended.group.elastic else extended.replica_count
-    watched = dataset
-    if context.first_batch is not None:
-        watched = context.first_batch.watch(dataset, replicas, per_worker_hint=per_worker_hint)
-    shares = split_batches(
-        _with_none_components(watched),
-        extended.workers,
-        len(extended.worker_devices),
-        replicas,
-        context.replay,
-    )
+    division = extended.division = _division(extended, dataset)
+    if division is not None:
+        shares = _divided(extended, dataset, division, replicas, per_worker_hint=per_worker_hint)
+    else:
+        watched = dataset
+        if context.first_batch is not None:
+            watched = context.first_batch.watch(dataset, replicas, per_worker_hint=per_worker_hint)
+        shares = split_batches(
+            _with_none_components(watched),
+            extended.workers,
+            len(extended.worker_devices),
+            replicas,
+            context.replay,
+        )
     rows = None if _replay_draws_anew() else batch_rows(dataset.element_spec)
     distributed = DatasetOfBatches(
         shares, extended.input_workers(options), extended.strategy, options, batch_rows=rows
@@ -243,6 +257,58 @@ def distribute_dataset(extended: Engine, dataset: Any, options: Any) -> Any:
         per_worker_hint=per_worker_hint,
     )
     return distributed
+
+
+def _division(extended: Engine, dataset: Any) -> Division | None:
+    """Divides the preprocessing of a dataset among the workers, if possible.
+
+    The workers make the same decision, because it depends only on the program.
+    """
+    replay = current_context().replay
+    if extended.input_division == "never" or not extended.spans_workers or not native.has_ops():
+        return None
+    if replay is not None and replay.keeps_rows:
+        return None
+    always = extended.input_division == "always"
+    division = divide(dataset, always=always, worker=extended.workers.rank)
+    if isinstance(division, str):
+        logger.debug(f"Each worker preprocesses all rows of a dataset, because {division}.")
+        return None
+    return division
+
+
+def _divided(
+    extended: Engine,
+    dataset: Any,
+    division: Division,
+    replicas: int | None,
+    *,
+    per_worker_hint: bool,
+) -> Any:
+    """Returns a dataset of the rows of this worker's replicas, whose maps process only these."""
+    context = current_context()
+    spec = tf.nest.map_structure(lambda one: of_share(one, replicas), dataset.element_spec)
+    tells_rows = False
+    if context.first_batch is not None:
+        tells_rows = context.first_batch.watch_divided(
+            dataset, division, replicas, per_worker_hint=per_worker_hint
+        )
+    if tells_rows:
+        spec = WithRows(spec, tf.TensorSpec([4], tf.int32))
+    if context.replay is not None:
+        context.replay.is_used = context.replay.has_whole = True
+    name = extended.workers.lasting_name
+    shares = division.shares(
+        spec,
+        communicator=name,
+        worker=0 if name else extended.workers.rank,
+        workers=1 if name else extended.workers.size,
+        replicas=len(extended.worker_devices),
+        replay=0 if context.replay is None else context.replay.number,
+        repeats_first=context.first_batch is not None,
+        tells_rows=tells_rows,
+    )
+    return not_ahead(shares)
 
 
 @functools.cache

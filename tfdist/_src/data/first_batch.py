@@ -8,6 +8,7 @@ Instead, the first element of the dataset is duplicated, and the check takes one
 before the epoch begins.
 """
 
+import contextlib
 import json
 import math
 import weakref
@@ -19,10 +20,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist._src.data.division import Division
 from tfdist._src.data.shares import Replay, components_apart, with_rows
 from tfdist._src.group import Group
 from tfdist._src.internals.datasets import dataset_operations
 from tfdist._src.internals.tensorflow import discard_next, take_next
+from tfdist._src.log import logger
 from tfdist.errors import ProgramMismatchError, UnsupportedError
 
 # If an array has more bytes, only a sample of its rows is compared.
@@ -208,6 +211,8 @@ class FirstBatch:
         self._leaves: list[Leaf] = []
         self._seen: list[Any] = []
         self._rows: dict[int, tuple[str, int, int]] = {}
+        self._division: Division | None = None
+        self._told_whole = False
         self.whole: tuple[int, ...] = ()
 
     @property
@@ -244,6 +249,26 @@ class FirstBatch:
 
         return dataset.enumerate().flat_map(tf.autograph.experimental.do_not_convert(copies))
 
+    def watch_divided(
+        self, dataset: Any, division: Division, replicas: int | None, *, per_worker_hint: bool
+    ) -> bool:
+        """Prepares to compare the batches of a dataset whose preprocessing is divided.
+
+        The divided dataset must yield its first batch twice.
+
+        Args:
+            dataset: a dataset of global batches.
+            division: the division of the dataset.
+            replicas: as for `watch`.
+            per_worker_hint: as for `watch`.
+
+        Returns:
+            Whether each batch must be combined with its number of rows.
+        """
+        self._watches, self._per_worker_hint = True, per_worker_hint
+        self._leaves, self._division = leaves_of(dataset), division
+        return replicas is not None and self._tells_rows
+
     def compare(self, iterator: Any, *, is_new: bool = False) -> None:
         """Compares the first batch of a new iterator. All workers must call this method.
 
@@ -260,6 +285,8 @@ class FirstBatch:
             return
         self._begun, self._seen, self._rows = weakref.ref(iterator), [], {}
         discard_next(iterator)
+        if self._division is not None:
+            self._see_first_of(self._division)
         self._compare("first", is_new=is_new)
 
     def compare_next(self, iterator: Any, replay: Replay, *, is_new: bool) -> None:
@@ -280,6 +307,13 @@ class FirstBatch:
                 self._see([_joined(values) for values in zip(*parts, strict=True)])
         self._compare("next", is_new=is_new)
 
+    def _see_first_of(self, division: Division) -> None:
+        # A dataset without batches has no first batch.
+        with contextlib.suppress(tf.errors.FailedPreconditionError):
+            batch = division.take_first_batch()
+            values = (part for part in batch if part.dtype != tf.variant)
+            self._see([part.numpy() for part in values])
+
     def _see(self, values: Sequence[np.ndarray]) -> None:
         pairs = list(zip(self._leaves, values, strict=True))
         self._seen = [leaf.seen(v) for leaf, v in pairs]
@@ -294,8 +328,10 @@ class FirstBatch:
 
         The reference is the batch of the first worker that is not new.
         """
-        texts = self._group.exchange(f"{which} batch", json.dumps([self._seen, is_new]))
-        batches, new = zip(*map(json.loads, texts), strict=True)
+        report = None if self._division is None else self._division.report()
+        is_whole = report is not None and report.is_whole
+        texts = self._group.exchange(f"{which} batch", json.dumps([self._seen, is_new, is_whole]))
+        batches, new, whole = zip(*map(json.loads, texts), strict=True)
         there = [rank for rank, came in enumerate(new) if not came] or list(range(len(new)))
         for rank in [*there, self._group.topology.rank]:
             found = difference(batches[there[0]], batches[rank], which)
@@ -307,6 +343,17 @@ class FirstBatch:
                     reference=there[0],
                     per_worker_hint=self._per_worker_hint and not is_new,
                     is_new=is_new,
+                )
+        if self._division is not None and any(whole) and not all(whole):
+            self._division.process_whole()
+        if report is not None and any(whole) and not self._told_whole:
+            self._told_whole = True
+            if self._group.topology.is_chief:
+                logger.warning(
+                    "A `map` of the dataset gives other results if it processes only some rows of "
+                    f"a batch{_differing(self._leaves, report.differing)}, so each worker "
+                    "preprocesses all rows from now on. Avoid state in the function of the map, or "
+                    'pass input_division="never" to the strategy.'
                 )
         if self._rows:
             sizes = {number: (rows, size) for number, (_, rows, size) in self._rows.items()}
@@ -336,6 +383,11 @@ class FirstBatch:
         if self._watches and iterator is not self._begun():
             self._begun = weakref.ref(iterator)
             discard_next(iterator)
+
+
+def _differing(leaves: Sequence[Leaf], component: int) -> str:
+    name = next((leaf.name for leaf in leaves if leaf.component == component), "")
+    return f" (the values of {name} differ)" if name else ""
 
 
 def different_data(

@@ -193,16 +193,16 @@ def split_batches(
             'Elastic(batch="global").'
         )
     if not native.has_ops():
-        return _not_ahead(_in_functions(_for_each_replica(batches, count), workers, count, fixed))
+        return not_ahead(_in_functions(_for_each_replica(batches, count), workers, count, fixed))
     split = functools.partial(_natively, batches, workers, count, replay)
     if tensors:
-        spec = tf.nest.map_structure(lambda one: _of_share(one, fixed), dataset.element_spec)
-        return _not_ahead(split(spec, splits=True))
+        spec = tf.nest.map_structure(lambda one: of_share(one, fixed), dataset.element_spec)
+        return not_ahead(split(spec, splits=True))
     whole = split((dataset.element_spec, tf.TensorSpec([], tf.int64)), splits=False)
-    return _not_ahead(_in_functions(whole, workers, count, fixed))
+    return not_ahead(_in_functions(whole, workers, count, fixed))
 
 
-def _of_share(spec: Any, fixed: int | None) -> Any:
+def of_share(spec: Any, fixed: int | None) -> Any:
     """Returns the spec of one replica's share of a component."""
     if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank:
         return spec
@@ -260,7 +260,7 @@ def _in_functions(batches: Any, workers: Communicator, count: int, fixed: int | 
     return batches.map(_as_written(cut))
 
 
-def _not_ahead(dataset: Any) -> Any:
+def not_ahead(dataset: Any) -> Any:
     """Returns the dataset without the prefetch that TensorFlow would append."""
     options = tf.data.Options()
     options.experimental_optimization.inject_prefetch = False

@@ -17,6 +17,7 @@ from tfdist._src.comm.communicator_interface import Communicator
 from tfdist._src.comm.tracing import mark_stall
 from tfdist._src.compression.compressor import Compressor
 from tfdist._src.data.distribute import distribute_dataset, distribute_datasets_from_function
+from tfdist._src.data.division import Division
 from tfdist._src.group import Group
 from tfdist._src.internals.extended import await_other_replicas
 from tfdist._src.internals.keras import in_callers_state
@@ -65,6 +66,9 @@ class ReplicatedExtended(PlacedExtended):
 
     Attributes:
         progress: the committed training steps of this worker.
+        division: the division of the dataset that was distributed last; None if it is not divided.
+        input_division: which datasets are preprocessed only for the rows of each worker; see
+            `MultiWorkerMirroredStrategy`.
         batch_statistics: the rows that batch normalization computes statistics from in partitioned
             steps: "global" for the whole batch, or "replica" for each replica's rows.
     """
@@ -85,6 +89,8 @@ class ReplicatedExtended(PlacedExtended):
         self._replicas = tuple(replicas)
         self.group = group
         self.batch_statistics = group.options.batch_statistics
+        self.input_division = group.options.input_division
+        self.division: Division | None = None
         self.compressor: Compressor | None = None
         self.progress = Progress()
         self._created: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()

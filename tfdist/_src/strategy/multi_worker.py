@@ -4,7 +4,7 @@ import functools
 import json
 import random
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import tensorflow as tf
@@ -175,6 +175,40 @@ def cannot_compress(asked_by: str) -> UnsupportedError:
     )
 
 
+InputDivision = Literal["auto", "always", "never"]
+
+
+def check_input_division(given: str | None) -> None:
+    """Checks the `input_division` argument of a strategy.
+
+    Raises:
+        ValueError: the value is unknown.
+    """
+    choices = get_args(InputDivision)
+    if given is not None and given not in choices:
+        raise ValueError(
+            f"`input_division` must be one of {', '.join(map(repr, choices))}. "
+            f"Received: {given!r}. Omit it to use `TFDIST_INPUT_DIVISION`, or 'auto'."
+        )
+
+
+def agreed_input_division(group: Group, given: str | None) -> str:
+    """Returns the `input_division` of a strategy, after checking that all workers agree.
+
+    All workers must call this function.
+
+    Args:
+        group: the workers.
+        given: the argument on this worker; None to use `TFDIST_INPUT_DIVISION`.
+
+    Raises:
+        ProgramMismatchError: the workers' settings differ.
+    """
+    chosen = group.options.input_division if given is None else given
+    group.agree("input_division", chosen)
+    return chosen
+
+
 class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]
     """Synchronous data parallelism over the workers of a cluster, with `model.fit` unchanged.
 
@@ -201,9 +235,15 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
             With `"replica"`, each replica uses its own rows, without communication. Layers with
             `synchronized=True` always use the whole batch. The default is the value of
             `TFDIST_BATCH_STATISTICS`, or `"global"` if this variable is not set.
+        input_division: whether each worker preprocesses only its own rows of a `tf.data` dataset.
+            With `"auto"`, it does so for each `map` whose function treats every element in the same
+            way and does not call Python. With `"always"`, the function may call Python. With
+            `"never"`, each worker preprocesses all rows. The
+            batches are the same in all cases. The default is the value of
+            `TFDIST_INPUT_DIVISION`, or `"auto"` if this variable is not set.
 
     Raises:
-        ValueError: `communication` or `batch_statistics` has an unknown value.
+        ValueError: `communication`, `batch_statistics` or `input_division` has an unknown value.
         ClusterError: the description of the cluster is invalid.
         RendezvousError: not all workers connected within `TFDIST_START_TIMEOUT` seconds.
         NativeUnavailableError: `communication` is `"native"`, but the native core cannot be
@@ -233,15 +273,18 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
         compression: CompressionLike = None,
         shard_optimizer: bool = False,
         batch_statistics: mirrored.BatchStatistics | None = None,
+        input_division: InputDivision | None = None,
     ) -> None:
         check_communication(communication)
         mirrored.check_batch_statistics(batch_statistics)
+        check_input_division(input_division)
         found = read_cluster(cluster_resolver)
         policy = compression_policy(compression)
         options = communication_options or tf.distribute.experimental.CommunicationOptions()
         group = join(found)
         group.agree("shard_optimizer", str(bool(shard_optimizer)))
         statistics = mirrored.agreed_batch_statistics(group, batch_statistics)
+        division = agreed_input_division(group, input_division)
         share_randomness(group)
         native = choose(group, communication) == "native"
         if native:
@@ -265,6 +308,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
         extended.cluster_resolver = cluster_resolver or resolver_of(group, found)
         extended.shards_optimizers = bool(shard_optimizer) and extended.spans_workers
         extended.batch_statistics = statistics
+        extended.input_division = division
         extended.compressor = make_compressor(group, policy, devices, workers, replicas, options)
         tf.distribute.Strategy.__init__(self, extended)
 

@@ -195,8 +195,7 @@ class BatchesRead {
     for (; first_ < index && !kept_.empty(); ++first_) kept_.pop_front();
   }
 
-  absl::Status Save(const std::string& prefix,
-                    IteratorStateWriter* writer,
+  absl::Status Save(const std::string& prefix, IteratorStateWriter* writer,
                     const std::function<absl::Status(const std::unique_ptr<IteratorBase>&)>& save) {
     const tensorflow::mutex_lock lock(mutex_);
     TF_RETURN_IF_ERROR(save(input_));
@@ -848,8 +847,7 @@ class DividedDataset : public Dataset {
       begun_ = 1;
       if (replay) replay->SetBatch(part_.rows);
       if (is_copy) {
-        const std::lock_guard<std::mutex> lock(dataset()->division_->mutex);
-        dataset()->division_->first_batch = batch_;
+        if (part_.is_whole) SetFirstBatch(batch_);
       } else if (!again) {
         last_ = next_++;
         rows_read_ += part_.rows;
@@ -863,10 +861,10 @@ class DividedDataset : public Dataset {
       return absl::OkStatus();
     }
 
-    // Sets `batch_` and `part_` to the rows of a batch: all of them if `whole` or `is_copy`.
+    // Sets `batch_` and `part_` to the rows of a batch: to all of them if `whole`.
     absl::Status Fetch(IteratorContext* context, int64_t index, bool whole, bool is_copy,
                        bool* ended) TF_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-      while (!IsUsable(index, whole || is_copy)) {
+      while (!IsUsable(index, whole)) {
         const bool goes_on = stages_ && parts_->place() == place_ && parts_->is_whole() == whole &&
                              expected_ == index;
         if (!goes_on) TF_RETURN_IF_ERROR(Start(context, index, whole, is_copy));
@@ -881,7 +879,7 @@ class DividedDataset : public Dataset {
           lead_ = batch_;
           lead_part_ = part_;
         } else if (!lead_.empty()) {
-          Compare();
+          TF_RETURN_IF_ERROR(Compare());
         }
       }
       return absl::OkStatus();
@@ -914,8 +912,10 @@ class DividedDataset : public Dataset {
     }
 
     // Compares this process's rows with the same rows of the whole batch. If they differ, the maps
-    // depend on which rows they process, so that all rows must be processed from now on.
-    void Compare() TF_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    // depend on which rows they process. All rows must then be processed from now on, on all
+    // workers. If the workers do not compare the first batch, they do not learn of the difference,
+    // so an error is returned.
+    absl::Status Compare() TF_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       int64_t differing = -1;
       for (size_t i = 0; i < batch_.size() && differing < 0; ++i) {
         const int64_t stop = part_.is_filler ? 1 : part_.stop;
@@ -924,14 +924,30 @@ class DividedDataset : public Dataset {
           differing = static_cast<int64_t>(i);
         }
       }
+      const bool repeats_first = dataset()->settings_.repeats_first;
+      if (repeats_first) SetFirstBatch(lead_);
       if (differing >= 0) {
         dataset()->division_->differing = differing;
+        if (!repeats_first) {
+          return absl::InvalidArgumentError(
+              "Component " + std::to_string(differing) +
+              " of a batch depends on which rows a worker preprocesses, so the preprocessing of "
+              "this dataset cannot be divided among the workers. Pass input_division=\"never\" to "
+              "the strategy, or set TFDIST_INPUT_DIVISION=never.");
+        }
         dataset()->division_->processes_whole = true;
         batch_ = std::move(lead_);
         part_ = lead_part_;
         stages_.reset();
       }
       lead_.clear();
+      return absl::OkStatus();
+    }
+
+    // Lets Python compare all rows of the first batch among the workers.
+    void SetFirstBatch(const Batch& batch) {
+      const std::lock_guard<std::mutex> lock(dataset()->division_->mutex);
+      dataset()->division_->first_batch = batch;
     }
 
     absl::Status Share(std::vector<Tensor>* element) TF_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {

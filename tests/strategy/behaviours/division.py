@@ -1,0 +1,114 @@
+"""Datasets whose preprocessing is divided among the workers."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.strategy.behaviours.common import compile_mlp, fit, outcome, rows
+
+
+def _scale(x, y):
+    return x * 2.0 - 0.5, y
+
+
+def _elements(count):
+    return tf.data.Dataset.from_tensor_slices(rows(count))
+
+
+def mapped(strategy):
+    data = _elements(45).map(_scale).batch(20)
+    model = compile_mlp(strategy)
+    history = fit(model, data, epochs=3, validation_data=_elements(17).map(_scale).batch(5))
+    predictions = model.predict(_elements(9).map(lambda x, y: x).batch(4), verbose=0)
+    return outcome(model, history, predictions=predictions)
+
+
+def shuffled_and_repeated(strategy):
+    data = _elements(45).map(_scale, num_parallel_calls=4).shuffle(20, seed=3).repeat().batch(8)
+    model = compile_mlp(strategy)
+    return outcome(model, fit(model, data.prefetch(4), epochs=3, steps_per_epoch=5))
+
+
+def zipped(strategy):
+    x, y = rows(45)
+    images = tf.data.Dataset.from_tensor_slices(x).map(lambda one: one * 2.0)
+    labels = tf.data.Dataset.from_tensor_slices(y).map(lambda one: (one + 1) % 3)
+    data = tf.data.Dataset.zip((images, labels)).shuffle(50, seed=1).batch(16)
+    model = compile_mlp(strategy)
+    return outcome(model, fit(model, data, epochs=2))
+
+
+def fewer_rows_than_workers(strategy):
+    data = _elements(9).map(_scale).batch(8)
+    model = compile_mlp(strategy)
+    return outcome(model, fit(model, data, epochs=3))
+
+
+def several_steps_per_execution(strategy):
+    data = _elements(45).map(_scale).batch(8)
+    model = compile_mlp(strategy, steps_per_execution=3)
+    return outcome(model, fit(model, data, epochs=2))
+
+
+def own_loop(strategy):
+    data = _elements(45).map(_scale).batch(8)
+    distributed = data if strategy is None else strategy.experimental_distribute_dataset(data)
+    sums = []
+    for x, _ in distributed:
+        if strategy is None:
+            sums.append(float(tf.reduce_sum(x)))
+        else:
+            parts = strategy.run(lambda part: tf.reduce_sum(part), args=(x,))
+            total = strategy.reduce(tf.distribute.ReduceOp.SUM, parts, axis=None)
+            sums.append(float(total))
+    return {"sums": np.array(sums, np.float32)}
+
+
+def seeded_augmentation(strategy):
+    def augment(number, element):
+        x, y = element
+        return x + tf.random.stateless_normal([8], [number, 7]), y
+
+    data = _elements(45).enumerate().map(augment).batch(8)
+    model = compile_mlp(strategy)
+    return outcome(model, fit(model, data, epochs=2))
+
+
+def keras_layer(strategy):
+    layer = keras.layers.Normalization(mean=0.5, variance=2.0)
+    data = _elements(45).map(lambda x, y: (layer(x[None])[0], y)).batch(8)
+    model = compile_mlp(strategy)
+    return outcome(model, fit(model, data, epochs=2))
+
+
+def rows_processed(strategy):
+    """Returns the rows that this worker has processed, apart from each epoch's first batch."""
+    data = _elements(48).map(_scale).batch(8)
+    model = compile_mlp(strategy)
+    fit(model, data, epochs=2)
+    report = strategy.extended.division.report()
+    return {"rows": report.rows, "processed": report.processed}
+
+
+def depends_on_calls(strategy):
+    """Trains on a map whose results depend on how often its function was called before."""
+    calls = []
+
+    def number(x):
+        calls.append(None)
+        return x * 0.0 + np.float32(len(calls) % 5)
+
+    def numbered(x, y):
+        return tf.ensure_shape(tf.numpy_function(number, [x], tf.float32), [8]), y
+
+    data = _elements(24).map(numbered).batch(8)
+    model = compile_mlp(strategy)
+    before = strategy.extended.input_division
+    strategy.extended.input_division = "always"
+    try:
+        fit(model, data, epochs=2)
+    finally:
+        strategy.extended.input_division = before
+    return strategy.extended.division.report()._asdict()
