@@ -65,6 +65,8 @@ def test_every_backend_has_a_row(measured: tuple[str, list[dict[str, Any]]]) -> 
         (2, "tfdist_xla"),
         (2, "tfdist_tensorflow"),
         (2, "tfdist_sharded"),
+        (2, "tfdist_replica_statistics"),
+        (2, "tfdist_loop"),
         (2, "stock"),
         (2, "unconnected"),
         (2, "unconnected_xla"),

@@ -217,7 +217,7 @@ def test_a_snapshot_of_something_else_is_an_error(tmp_path, other, said):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("data", "said"),
-    [("smaller_batches", "in batches of 4, where it was"), ("weighted", "], float32[")],
+    [("smaller_batches", "in batches of 4; the snapshot has"), ("weighted", "], float32[")],
 )
 def test_other_arrays_within_an_epoch_are_an_error(tmp_path, data, said):
     stop("2", tmp_path / "a", data="arrays")

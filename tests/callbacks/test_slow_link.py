@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -223,20 +224,41 @@ def test_a_timeline_shows_a_slow_link(hosts, direction, tmp_path):
     assert re.match(said_of(len(names), 1, direction), trace["otherData"]["straggler"])
 
 
-def test_a_stall_by_a_slow_link_is_no_workers_fault(hosts, tmp_path):
+def test_a_stall_by_a_stuck_transfer_is_no_workers_fault(hosts, tmp_path):
     *names, _ = hosts
-    # A step takes long for its gradients, as do the first weights; a busy machine is late by less.
-    slow_down(names[2], "eth0", "400kbit")
-    folder = tmp_path / "logs"
-    # The timeline of a worker takes seconds, too, in an exchange of which its log would tell.
-    train(
-        names,
-        "fit",
-        2,
-        "none",
-        TFDIST_STALL_WARNING="8",
-        TFDIST_FLIGHT_DIR=str(folder),
+    slow_down(names[2], "eth0", "100mbit")
+    tc = ("tc", "-n", names[2])
+    # Signs of life pass, since they are small.
+    call(
+        *tc, "class", "add", "dev", "eth0", "parent", "1:", "classid", "1:2", "htb", "rate", "1mbit"
     )
+    small = ("u32", "match", "u16", "0", "0xfe00", "at", "2", "flowid", "1:2")
+    call(*tc, "filter", "add", "dev", "eth0", "parent", "1:", "protocol", "ip", *small)
+    folder, stop = tmp_path / "logs", tmp_path / "stop"
+    folder.mkdir()
+    settings = {"TFDIST_STALL_WARNING": "8", "TFDIST_FLIGHT_DIR": str(folder)}
+    with Training(names, "fit", 2, "none", stop, **settings) as training:
+        begin = time.monotonic()
+        while training.runs() and "steps" not in ask(names[0]):
+            assert time.monotonic() < begin + FAR
+        changed = (
+            "class",
+            "change",
+            "dev",
+            "eth0",
+            "parent",
+            "1:",
+            "classid",
+            "1:1",
+            "htb",
+            "rate",
+        )
+        call(*tc, *changed, "64bit")
+        while training.runs() and not list(folder.iterdir()):
+            time.sleep(0.5)
+            assert time.monotonic() < begin + FAR
+        call(*tc, *changed, "100mbit")
+        stop.touch()
     command = [sys.executable, "-m", "tfdist", "doctor", "--flight", str(folder), "--json"]
     done = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True

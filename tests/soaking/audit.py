@@ -73,11 +73,11 @@ def check_weights(records: Records) -> list[str]:
 def check_rows(records: Records, rows: Set[int], epochs: int) -> list[str]:
     """Every row was trained exactly once in each epoch, by the steps that stand.
 
-    A worker may have died after it was fed, and its rows count if the others ended the step; where
-    a worker was fed twice in a generation, the first time has failed.
+    Each worker records all rows of a batch, because a Python function in a step receives the whole
+    batch, as in one process. If a worker was fed twice in a generation, the first step failed.
     """
     stands = standing(records)
-    seen: dict[int, Counter[int]] = {epoch: Counter() for epoch in range(epochs)}
+    fed_in: dict[int, Fed] = {}
     wrong = []
     for of_process in records.values():
         last: dict[int, Fed] = {}
@@ -85,10 +85,15 @@ def check_rows(records: Records, rows: Set[int], epochs: int) -> list[str]:
             if isinstance(record, Fed) and stands.get(record.step) == record.generation:
                 last[record.step] = record
         for fed in last.values():
-            if fed.epoch in seen:
-                seen[fed.epoch].update(fed.rows)
-            else:
-                wrong.append(f"step {fed.step} is of epoch {fed.epoch}")
+            known = fed_in.setdefault(fed.step, fed)
+            if (fed.epoch, fed.rows) != (known.epoch, known.rows):
+                wrong.append(f"the workers were fed different rows in step {fed.step}")
+    seen: dict[int, Counter[int]] = {epoch: Counter() for epoch in range(epochs)}
+    for fed in fed_in.values():
+        if fed.epoch in seen:
+            seen[fed.epoch].update(fed.rows)
+        else:
+            wrong.append(f"step {fed.step} is of epoch {fed.epoch}")
     for epoch, counts in seen.items():
         if missing := sorted(rows - set(counts)):
             wrong.append(f"epoch {epoch} lacks row {_some(missing)}")

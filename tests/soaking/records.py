@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Fed:
-    """A step has begun with some rows. It may fail."""
+    """A step has begun with these rows, of all workers. It may fail."""
 
     epoch: int
     step: int

@@ -32,19 +32,19 @@ def training() -> dict[int, list[Record]]:
     """
     return {
         10: [
-            Fed(0, 1, 0, (1, 2)),
+            Fed(0, 1, 0, (1, 2, 3, 4)),
             Ended(1, 0, "a"),
-            Fed(0, 2, 0, (5, 6)),
+            Fed(0, 2, 0, (5, 6, 7, 8)),
             Fed(0, 2, 1, (5, 6, 7, 8)),
             Ended(2, 1, "b"),
             Fed(1, 3, 1, (8, 7, 6, 5)),
             Ended(3, 1, "c"),
-            Fed(1, 4, 2, (4, 3)),
+            Fed(1, 4, 2, (4, 3, 2, 1)),
             Ended(4, 2, "d"),
             Finished("d"),
         ],
-        11: [Fed(0, 1, 0, (3, 4)), Ended(1, 0, "a"), Fed(0, 2, 0, (7, 8))],
-        12: [Fed(1, 4, 2, (2, 1)), Ended(4, 2, "d"), Finished("d")],
+        11: [Fed(0, 1, 0, (1, 2, 3, 4)), Ended(1, 0, "a"), Fed(0, 2, 0, (5, 6, 7, 8))],
+        12: [Fed(1, 4, 2, (4, 3, 2, 1)), Ended(4, 2, "d"), Finished("d")],
     }
 
 
@@ -67,17 +67,25 @@ def changed(process: int, index: int, record: Record | None = None, **values: ob
 
 def test_the_audit_finds_what_is_wrong() -> None:
     assert audit(training()) == []
-    # Others have ended the step in which a worker died, and have its rows from nobody else.
-    died_later = changed(10, 3, rows=(5, 6), generation=0)
+    # The other worker has ended the step in which a worker died.
+    died_later = changed(10, 3, generation=0)
     died_later[10][4] = Ended(2, 0, "b")
     assert audit(died_later) == []
     for records, expected in [
         (changed(12, 1, weights="x"), ["the weights differ after step 4"]),
         (changed(12, 2, weights="x"), ["the weights differ in the end"]),
-        (changed(12, 0, rows=(2, 3)), ["epoch 1 lacks row 1", "epoch 1 has row 3 more than once"]),
-        (changed(12, 0, rows=(2, 9)), ["epoch 1 lacks row 1", "epoch 1 has row 9, which does"]),
-        (changed(11, 0), ["epoch 0 lacks row 3, 4"]),
-        (changed(12, 0, epoch=2), ["step 4 is of epoch 2", "epoch 1 lacks row 1, 2"]),
+        (
+            changed(10, 5, rows=(8, 7, 6, 6)),
+            ["epoch 1 lacks row 5", "epoch 1 has row 6 more than once"],
+        ),
+        (
+            changed(10, 5, rows=(8, 7, 6, 9)),
+            ["epoch 1 lacks row 5", "epoch 1 has row 9, which does"],
+        ),
+        (changed(10, 5), ["epoch 1 lacks row 5, 6, 7, 8"]),
+        (changed(10, 5, epoch=2), ["step 3 is of epoch 2", "epoch 1 lacks row 5, 6, 7, 8"]),
+        (changed(12, 0, rows=(4, 3, 1, 2)), ["the workers were fed different rows in step 4"]),
+        (changed(12, 0, epoch=0), ["the workers were fed different rows in step 4"]),
         (changed(10, 2, Ended(2, 0, "z")), ["process 10 has ended step 2 after 2"]),
         (changed(10, 6), ["no worker has ended step 3"]),
         (changed(10, 6, step=5), ["process 10 has ended step 5 after 2"]),

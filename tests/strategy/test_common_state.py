@@ -37,6 +37,10 @@ def test_what_all_assign_counts(what, place):
     check_same_as_alone("2", "common_state:assigned_by_all", what, place)
 
 
+def test_the_accumulated_gradients_of_another_model_may_differ():
+    check_same_as_alone("2", "common_state:own_state_of_another_model")
+
+
 @exhaustive
 @pytest.mark.parametrize("group", ["3", "2x2", "2 by TensorFlow"])
 def test_other_groups_compare_state_too(group):

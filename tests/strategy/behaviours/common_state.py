@@ -23,6 +23,18 @@ from tests.strategy.behaviours.common import (
 from tfdist._src.keras.fit import compared_state
 
 
+def own_state_of_another_model(strategy):
+    """Trains a model, after the accumulated gradients of another one were assigned."""
+    x, y = rows(45)
+    adam = keras.optimizers.Adam
+    other = compile_mlp(strategy, lambda: adam(gradient_accumulation_steps=4))
+    fit(other, x[:24], y[:24], batch_size=8, epochs=1)
+    for variable in other.optimizer._accumulated_gradients:
+        variable.assign(variable + 1.0)
+    model = compile_mlp(strategy)
+    return outcome(model, fit(model, x, y, batch_size=8))
+
+
 class Stepping(keras.Model):
     """A model with two optimizers, and a variable that its step reads."""
 

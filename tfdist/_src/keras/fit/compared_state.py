@@ -181,6 +181,10 @@ _STEPS = 256
 _SAMPLED, _ASSIGNED = 32, 2**14
 
 
+# The optimizers of all models whose state has been compared.
+_optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
 class StateComparison:
     """Computes a checksum of a model's state before each step, and compares the state on demand.
 
@@ -195,6 +199,7 @@ class StateComparison:
         self._assigned: set[int] = set()
         self._data: Callable[[], Any] = lambda: None
         self._traces = self._outer_steps = 0
+        _optimizers.update(optimizers_of(model).values())
 
     def number(self, call: Any, steps: int, data: Any = None) -> int:
         """Returns a 30-bit checksum of the state before a step, which must be equal on all workers.
@@ -267,9 +272,13 @@ class StateComparison:
         return different_copies(group, variables, first=assigned)
 
     def _kept(self) -> set[int]:
-        """Returns the `id`s of the variables that may differ between workers."""
+        """Returns the `id`s of the variables that may differ between workers.
+
+        Code between the steps may also have assigned variables of other models.
+        """
         kept = set()
-        for optimizer in optimizers_of(self._model).values():
+        _optimizers.update(optimizers_of(self._model).values())
+        for optimizer in list(_optimizers):
             own = own_state(optimizer)
             kept |= {id(v.value) for v in optimizer.variables if id(v) in own}
         compressor = extended_of(self._model.distribute_strategy).compressor
