@@ -1,0 +1,148 @@
+"""The batches of a divided dataset are those of the dataset, bit by bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.data.pipelines import Played, as_written, batches_of, random_pipeline
+from tests.harness.tiers import exhaustive, some
+from tfdist._src.data import division
+
+SEEDS = range(150)
+PLAYERS = [(1, 1), (2, 1), (3, 2), (4, 1)]
+
+
+def check_same(name, make, workers, replicas, passes=2):
+    played = Played(make, workers, replicas, passes)
+    if played.reason:
+        return played
+    alone = make()
+    for number in range(passes):
+        expected = batches_of(alone)
+        assert len(played.batches[number]) == len(expected), name
+        for batch, wanted in zip(played.batches[number], expected, strict=True):
+            for part, other in zip(batch, wanted, strict=True):
+                assert part.dtype == other.dtype and part.shape == other.shape, name
+                assert part.tobytes() == other.tobytes(), name
+    return played
+
+
+@pytest.mark.parametrize("seed", some(SEEDS, always=range(6)))
+def test_random_pipelines_have_the_batches_of_one_process(seed):
+    name, make = random_pipeline(seed)
+    check_same(name, make, *PLAYERS[seed % len(PLAYERS)])
+
+
+@exhaustive
+def test_most_random_pipelines_are_divided():
+    reasons = [Played(random_pipeline(seed)[1], 1).reason for seed in SEEDS]
+    assert sum(not reason for reason in reasons) > len(SEEDS) / 3
+    assert any("`batch`" in reason for reason in reasons)
+
+
+def scaled(rows, **how):
+    data = tf.data.Dataset.range(rows).map(as_written(lambda x: tf.cast(x, tf.float32)), **how)
+    return data.shuffle(50, seed=1).batch(8)
+
+
+@pytest.mark.parametrize("how", [{}, {"num_parallel_calls": 3}])
+def test_each_worker_processes_its_rows_and_the_whole_first_batch(how):
+    played = check_same("scaled", lambda: scaled(45, **how), 2, 1, passes=1)
+    # The last batch has five rows, of which the first worker has three.
+    assert played.rows == 45
+    assert played.processed == [5 * 4 + 3 + 8, 5 * 4 + 2 + 8]
+
+
+def test_a_worker_without_rows_processes_one():
+    played = check_same("scaled", lambda: scaled(9), 4, 1, passes=1)
+    assert played.processed == [2 + 1 + 8, *[2 + 1 + 8] * 3]
+
+
+def test_variables_and_tables_are_those_of_the_program():
+    factor = tf.Variable(3.0)
+    keys = tf.range(10, dtype=tf.int64)
+    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, keys * 7), -1)
+
+    def make():
+        look_up = as_written(lambda x: tf.cast(table.lookup(x), tf.float32) * factor)
+        return tf.data.Dataset.range(12).map(look_up).batch(4)
+
+    dataset = make()
+    found = division.divide(dataset)
+    shares = found.shares(tf.TensorSpec([None], tf.float32), worker=1, workers=2)
+    for value in (3.0, 5.0):
+        factor.assign(value)
+        (first, *_), (second, *_) = batches_of(shares)[:2]
+        assert np.array_equal(first, np.array([14.0, 21.0], np.float32) * value)
+        assert np.array_equal(second, np.array([42.0, 49.0], np.float32) * value)
+
+
+def counting(x):
+    counting.calls += 1
+    return np.float32(x + counting.calls)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda d: d.batch(4), "no `map`"),
+        (lambda d: d.map(as_written(lambda x: x + 1)).batch(4).map(as_written(lambda x: x)), "Map"),
+        (lambda d: d.map(as_written(lambda x: tf.ragged.range(x))).batch(4), "not dense"),
+        (
+            lambda d: d.map(
+                as_written(lambda x: tf.numpy_function(counting, [x], tf.float32))
+            ).batch(4),
+            "no `map`",
+        ),
+    ],
+)
+def test_other_pipelines_are_not_divided(make, reason):
+    found = division.divide(make(tf.data.Dataset.range(10)))
+    assert isinstance(found, str) and reason in found
+
+
+def test_a_map_with_state_is_not_divided():
+    total = tf.Variable(0, dtype=tf.int64)
+    data = tf.data.Dataset.range(10).map(as_written(lambda x: x + total.assign_add(x)))
+    assert "no `map`" in division.divide(data.batch(4))
+
+
+def test_a_difference_is_an_error_unless_batches_are_compared():
+    counting.calls = 0
+    shape = as_written(lambda x: tf.ensure_shape(tf.numpy_function(counting, [x], tf.float32), []))
+    dataset = tf.data.Dataset.range(12).map(shape).batch(4)
+    found = division.divide(dataset, always=True)
+    shares = found.shares(tf.TensorSpec([None], tf.float32), worker=0, workers=2)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Component 0 of a batch depends on"):
+        batches_of(shares)
+    assert found.report().differing == 0
+
+
+def test_an_iterator_is_restored_where_it_was(tmp_path):
+    dataset = scaled(45, num_parallel_calls=2)
+    shares = division.divide(dataset).shares(
+        tf.TensorSpec([None], tf.float32), worker=1, workers=2, replicas=2
+    )
+    iterator = iter(shares)
+    for _ in range(3):
+        next(iterator)
+    path = tf.train.Checkpoint(iterator=iterator).save(str(tmp_path / "saved"))
+    expected = [part.numpy().tolist() for part in iterator]
+    again = iter(shares)
+    tf.train.Checkpoint(iterator=again).restore(path)
+    assert [part.numpy().tolist() for part in again] == expected
+
+
+def test_draws_of_workers_differ():
+    tf.random.set_seed(1)
+    draw = as_written(lambda x: tf.random.uniform([], seed=3))
+    drawn = []
+    for worker in range(2):
+        dataset = tf.data.Dataset.range(8).map(draw).batch(4)
+        shares = division.divide(dataset, worker=worker).shares(
+            tf.TensorSpec([None], tf.float32), worker=worker, workers=2
+        )
+        drawn.append(np.concatenate([batch[0] for batch in batches_of(shares)]))
+    assert len(set(np.concatenate(drawn).tolist())) == 8
