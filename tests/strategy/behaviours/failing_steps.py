@@ -22,6 +22,9 @@ class Wears(keras.layers.Layer):
         super().__init__(**kwargs)
         self._wears, self._count, self._calls = wears, count, 0
 
+    def get_config(self):
+        return {"name": self.name}  # Workers compare the configurations of layers.
+
     def call(self, x):
         if not self._wears:
             return x
