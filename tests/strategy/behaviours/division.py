@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+import functools
+from unittest import mock
+
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tests.strategy.behaviours.common import compile_mlp, fit, outcome, rows
+
+
+def _divides(behaviour, how="auto"):
+    """Makes a behavior divide the preprocessing of its datasets."""
+
+    @functools.wraps(behaviour)
+    def divided(strategy):
+        if strategy is None:
+            return behaviour(strategy)
+        extended = strategy.extended
+        with mock.patch.object(extended, "input_division", how):
+            return behaviour(strategy)
+
+    return divided
 
 
 def _scale(x, y):
@@ -17,6 +34,7 @@ def _elements(count):
     return tf.data.Dataset.from_tensor_slices(rows(count))
 
 
+@_divides
 def mapped(strategy):
     data = _elements(45).map(_scale).batch(20)
     model = compile_mlp(strategy)
@@ -25,12 +43,14 @@ def mapped(strategy):
     return outcome(model, history, predictions=predictions)
 
 
+@_divides
 def shuffled_and_repeated(strategy):
     data = _elements(45).map(_scale, num_parallel_calls=4).shuffle(20, seed=3).repeat().batch(8)
     model = compile_mlp(strategy)
     return outcome(model, fit(model, data.prefetch(4), epochs=3, steps_per_epoch=5))
 
 
+@_divides
 def zipped(strategy):
     x, y = rows(45)
     images = tf.data.Dataset.from_tensor_slices(x).map(lambda one: one * 2.0)
@@ -40,18 +60,21 @@ def zipped(strategy):
     return outcome(model, fit(model, data, epochs=2))
 
 
+@_divides
 def fewer_rows_than_workers(strategy):
     data = _elements(9).map(_scale).batch(8)
     model = compile_mlp(strategy)
     return outcome(model, fit(model, data, epochs=3))
 
 
+@_divides
 def several_steps_per_execution(strategy):
     data = _elements(45).map(_scale).batch(8)
     model = compile_mlp(strategy, steps_per_execution=3)
     return outcome(model, fit(model, data, epochs=2))
 
 
+@_divides
 def own_loop(strategy):
     data = _elements(45).map(_scale).batch(8)
     distributed = data if strategy is None else strategy.experimental_distribute_dataset(data)
@@ -66,6 +89,7 @@ def own_loop(strategy):
     return {"sums": np.array(sums, np.float32)}
 
 
+@_divides
 def seeded_augmentation(strategy):
     def augment(number, element):
         x, y = element
@@ -76,6 +100,7 @@ def seeded_augmentation(strategy):
     return outcome(model, fit(model, data, epochs=2))
 
 
+@_divides
 def keras_layer(strategy):
     layer = keras.layers.Normalization(mean=0.5, variance=2.0)
     data = _elements(45).map(lambda x, y: (layer(x[None])[0], y)).batch(8)
@@ -83,6 +108,7 @@ def keras_layer(strategy):
     return outcome(model, fit(model, data, epochs=2))
 
 
+@_divides
 def rows_processed(strategy):
     """Returns the rows that this worker has processed, apart from each epoch's first batch."""
     data = _elements(48).map(_scale).batch(8)
@@ -92,6 +118,7 @@ def rows_processed(strategy):
     return {"rows": report.rows, "processed": report.processed}
 
 
+@functools.partial(_divides, how="always")
 def depends_on_calls(strategy):
     """Trains on a map whose results depend on how often its function was called before."""
     calls = []
@@ -105,10 +132,5 @@ def depends_on_calls(strategy):
 
     data = _elements(24).map(numbered).batch(8)
     model = compile_mlp(strategy)
-    before = strategy.extended.input_division
-    strategy.extended.input_division = "always"
-    try:
-        fit(model, data, epochs=2)
-    finally:
-        strategy.extended.input_division = before
+    fit(model, data, epochs=2)
     return strategy.extended.division.report()._asdict()

@@ -188,7 +188,7 @@ def check_input_division(given: str | None) -> None:
     if given is not None and given not in choices:
         raise ValueError(
             f"`input_division` must be one of {', '.join(map(repr, choices))}. "
-            f"Received: {given!r}. Omit it to use `TFDIST_INPUT_DIVISION`, or 'auto'."
+            f"Received: {given!r}. Omit it to use `TFDIST_INPUT_DIVISION`, or 'never'."
         )
 
 
@@ -240,7 +240,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
             way and does not call Python. With `"always"`, the function may call Python. With
             `"never"`, each worker preprocesses all rows. The
             batches are the same in all cases. The default is the value of
-            `TFDIST_INPUT_DIVISION`, or `"auto"` if this variable is not set.
+            `TFDIST_INPUT_DIVISION`, or `"never"` if this variable is not set.
 
     Raises:
         ValueError: `communication`, `batch_statistics` or `input_division` has an unknown value.

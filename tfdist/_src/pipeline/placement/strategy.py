@@ -199,9 +199,12 @@ class HybridStrategy(multi_worker.MultiWorkerMirroredStrategy):
             pipeline.
         communication: `"auto"` (the default) or `"native"`. Both mean the same, since pipelines
             always use the native collectives.
+        input_division: as for `tfdist.MultiWorkerMirroredStrategy`. All workers of a pipeline
+            preprocess the rows of this pipeline.
 
     Raises:
-        ValueError: the number of workers is not a multiple of `pipeline_size`.
+        ValueError: `input_division` has an unknown value, or the number of workers is not a
+            multiple of `pipeline_size`.
         ScheduleError: the schedule is invalid.
         NativeUnavailableError: the native collectives are unavailable.
 
@@ -226,7 +229,9 @@ class HybridStrategy(multi_worker.MultiWorkerMirroredStrategy):
         compression: CompressionLike = None,
         shard_optimizer: bool = False,
         communication: Literal["auto", "native"] = "auto",
+        input_division: multi_worker.InputDivision | None = None,
     ) -> None:
+        multi_worker.check_input_division(input_division)
         if communication not in ("auto", "native"):
             raise ValueError(
                 f"`communication` must be 'auto' or 'native'. Received: {communication!r}."
@@ -246,6 +251,7 @@ class HybridStrategy(multi_worker.MultiWorkerMirroredStrategy):
         self.schedule_for(microbatches)
         group = join(found)
         group.agree("shard_optimizer", str(bool(shard_optimizer)))
+        division = multi_worker.agreed_input_division(group, input_division)
         multi_worker.share_randomness(group)
         name = getattr(schedule, "__qualname__", schedule)
         group.agree("pipeline", f"{size} workers, {microbatches} microbatches, {name}")
@@ -285,6 +291,7 @@ class HybridStrategy(multi_worker.MultiWorkerMirroredStrategy):
             self._connect,
         )
         extended.cluster_resolver = cluster_resolver or multi_worker.resolver_of(group, found)
+        extended.input_division = division
         extended.compressor = make_compressor(
             group, policy, devices[0], extended.workers, extended.replicas[0], mesh
         )
