@@ -142,13 +142,14 @@ class Played:
 
     Attributes:
         reason: why the dataset is not divided; "" if it is.
+        is_exact: whether the batches must be equal bit by bit.
         batches: for each pass, the components of the joined batches.
         processed: the number of elements that each worker has processed.
         rows: the number of rows of all batches.
     """
 
     def __init__(self, make: Make, workers: int, replicas: int = 1, passes: int = 1) -> None:
-        self.reason, self.processed, self.rows = "", [], 0
+        self.reason, self.processed, self.rows, self.is_exact = "", [], 0, True
         read: list[list[list[list[np.ndarray]]]] = []
         for worker in range(workers):
             dataset = make()
@@ -158,6 +159,7 @@ class Played:
                 return
             spec = tf.nest.map_structure(_any_rows, dataset.element_spec)
             shares = found.shares(spec, worker=worker, workers=workers, replicas=replicas)
+            self.is_exact = found.is_exact
             read.append([batches_of(shares) for _ in range(passes)])
             report = found.report()
             assert report.differing == -1 and not report.is_whole

@@ -25,6 +25,7 @@ from tensorflow.core.framework import (
 )
 
 from tfdist._src import native
+from tfdist._src.data.rows_of_functions import function_of_own_rows
 from tfdist._src.internals import datasets
 
 _numbers = itertools.count(1)
@@ -141,12 +142,15 @@ class Plan(NamedTuple):
         batches: the node that yields batches of unprocessed elements.
         stages: the node that processes the elements of this worker's rows.
         draws: whether the maps draw different random numbers each time.
+        is_exact: whether the results are equal bit by bit. The results of maps of batches may have
+            other rounding errors.
     """
 
     graph: graph_pb2.GraphDef
     batches: str
     stages: str
     draws: bool
+    is_exact: bool
 
 
 def plan_division(
@@ -183,12 +187,14 @@ class _Planner:
         self._draws = False
 
     def plan(self, last: str, worker: int) -> Plan:
-        later, node = [], self._nodes[last]
+        later, batch_maps, node = [], [], self._nodes[last]
         ahead = 1
         while node.op not in _BATCHES:
-            if node.op not in _ORDERS:
+            if node.op in _MAPS:
+                batch_maps.append(node)
+            elif node.op not in _ORDERS:
                 raise _NotDivided(f"{_described(node.op)} follows `batch`")
-            if node.op == _PREFETCH:
+            elif node.op == _PREFETCH:
                 size = self._number(node.input[1])
                 ahead = size if size < 0 else max(ahead, size)
             else:
@@ -196,9 +202,10 @@ class _Planner:
             node = self._input(node)
         size, drops = self._number(node.input[1]), bool(self._number(node.input[-1]))
         source, maps = self._without_maps(self._input(node))
-        if not maps:
+        if not maps and not batch_maps:
             raise _NotDivided("it has no `map` that could process rows separately")
-        unprocessed, processed = maps[0].before, maps[-1].after
+        unprocessed = maps[0].before if maps else self._components(self._nodes[source])
+        processed = maps[-1].after if maps else unprocessed
         if any(kind == types_pb2.DT_VARIANT for kind, _ in (*unprocessed, *processed)):
             raise _NotDivided("its elements contain tensors that are not dense")
         batches = self._add(
@@ -213,10 +220,13 @@ class _Planner:
         stages = self._add("TfdistOwnElements", [], components=unprocessed)
         for one in maps:
             stages = self._applied(one, stages, worker)
-        rows = tuple((kind, _with_rows(shape)) for kind, shape in processed)
+        rows = (*_SHARE, *((kind, _with_rows(shape)) for kind, shape in processed))
         stages = self._add("TfdistCollate", [stages], components=rows)
+        for batch_map in reversed(batch_maps):
+            rows = (*_SHARE, *(_any_rows(one) for one in self._components(batch_map)))
+            stages = self._applied_to_batches(batch_map, stages, rows)
         stages = self._add(_PREFETCH, [stages, self._constant(ahead)], components=rows)
-        return Plan(self._graph, batches, stages, self._draws)
+        return Plan(self._graph, batches, stages, self._draws, is_exact=not batch_maps)
 
     def _without_maps(self, node: node_def_pb2.NodeDef) -> tuple[str, list[_Map]]:
         """Returns a dataset without those of its maps that can be moved, and these maps."""
@@ -307,14 +317,39 @@ class _Planner:
         captured = len(added.attr["Targuments"].list.type)
         if len(arguments) - captured < len(one.before):
             name = self._on_part(name, one, captured)
-        added.attr["f"].func.name = name
-        if "deterministic" in added.attr:
-            added.attr["deterministic"].s = b"true"
-        if "sloppy" in added.attr:
-            added.attr["sloppy"].b = False
-        if "preserve_cardinality" in added.attr:
-            added.attr["preserve_cardinality"].b = True
+        self._set_function(added, name)
         return node
+
+    def _applied_to_batches(
+        self, node: node_def_pb2.NodeDef, source: str, components: Sequence[Component]
+    ) -> str:
+        """Adds a map of this worker's rows of batches, and returns the name of its node."""
+        name = node.attr["f"].func.name
+        draws = any(one in _DRAWS for one in self._operations(name, set()))
+        shapes = [tf.TensorShape(shape) for _, shape in self._components(self._input(node))]
+        captured = len(node.attr["Targuments"].list.type)
+        found = function_of_own_rows(self._functions[name], shapes, captured)
+        if found is None:
+            raise _NotDivided("a `map` after `batch` combines rows, or has state")
+        self._draws |= draws
+        function, called = found
+        for one in (function, *called):
+            if one.signature.name not in self._functions:
+                self._add_function(one)
+        copy = self._copied(node, [source], components)
+        self._set_function(self._nodes[copy], function.signature.name)
+        return copy
+
+    @staticmethod
+    def _set_function(node: node_def_pb2.NodeDef, name: str) -> None:
+        """Makes a map apply another function, and yield one result per element, in order."""
+        node.attr["f"].func.name = name
+        if "deterministic" in node.attr:
+            node.attr["deterministic"].s = b"true"
+        if "sloppy" in node.attr:
+            node.attr["sloppy"].b = False
+        if "preserve_cardinality" in node.attr:
+            node.attr["preserve_cardinality"].b = True
 
     def _on_part(self, name: str, one: _Map, captured: int) -> str:
         """Adds a function that applies another one to some components, and returns its name."""
@@ -448,6 +483,9 @@ class _Planner:
         return int(tf.make_ndarray(node.attr["value"].tensor))
 
 
+# The number of rows of the whole batch, and the index of this worker's first row. They precede the
+# components of this worker's rows.
+_SHARE = ((types_pb2.DT_INT32, tensor_shape_pb2.TensorShapeProto()),) * 2
 _ONE_VARIANT = ((types_pb2.DT_VARIANT, tensor_shape_pb2.TensorShapeProto()),)
 
 
@@ -471,6 +509,16 @@ def _with_rows(shape: tensor_shape_pb2.TensorShapeProto) -> tensor_shape_pb2.Ten
     stacked.dim.add(size=-1)
     stacked.dim.extend(shape.dim)
     return stacked
+
+
+def _any_rows(component: Component) -> Component:
+    """Returns a component with any number of rows."""
+    kind, shape = component
+    changed = tensor_shape_pb2.TensorShapeProto()
+    changed.CopyFrom(shape)
+    if changed.dim:
+        changed.dim[0].size = -1
+    return kind, changed
 
 
 def _described(operation: str) -> str:
@@ -502,10 +550,14 @@ class Division:
         dataset: the dataset, with global batches.
         plan: its changed graph.
         inputs: the values of the placeholders in the graph.
+
+    Attributes:
+        number: the number that identifies the division in this process.
+        is_exact: see `Plan`.
     """
 
     def __init__(self, dataset: Any, plan: Plan, inputs: Any) -> None:
-        self.number = next(_numbers)
+        self.number, self.is_exact = next(_numbers), plan.is_exact
         self._dataset, self._plan, self._inputs = dataset, plan, inputs
 
     def shares(self, element_spec: Any, **attributes: Any) -> Any:
@@ -514,7 +566,7 @@ class Division:
         Args:
             element_spec: the structure of an element.
             attributes: the attributes of the op `TfdistDividedDataset`, without `division`,
-                `checks` and the types.
+                `checks`, `is_exact` and the types.
         """
         graph = graph_pb2.GraphDef()
         graph.CopyFrom(self._plan.graph)
@@ -524,7 +576,11 @@ class Division:
             input=[self._plan.batches, self._plan.stages],
         )
         # If the maps draw random numbers, they give other results each time.
-        attributes |= {"division": self.number, "checks": not self._plan.draws}
+        attributes |= {
+            "division": self.number,
+            "checks": not self._plan.draws,
+            "is_exact": self._plan.is_exact,
+        }
         for name, value in attributes.items():
             if isinstance(value, bool):
                 node.attr[name].b = value

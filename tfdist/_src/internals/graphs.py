@@ -232,6 +232,18 @@ def called_graph(operation: Any, function: str) -> Any:
     return _control_flow_util_v2.get_func_graph(operation, shapes, function)
 
 
+def graph_of_function(definition: Any, shapes: Sequence[Any]) -> Any:
+    """Returns the `FuncGraph` of a function definition.
+
+    Args:
+        definition: the `FunctionDef`. TensorFlow must know the functions that it calls.
+        shapes: the shapes of the function's arguments.
+    """
+    return _function_def_to_graph.function_def_to_graph(
+        definition, input_shapes=list(shapes), include_library_functions=True
+    )
+
+
 def copy_operation(operation: Any, inputs: list[Any]) -> Any:
     """Adds a copy of an operation to the default graph.
 

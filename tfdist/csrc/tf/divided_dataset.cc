@@ -26,6 +26,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <deque>
@@ -586,7 +587,10 @@ class OwnElementsOp : public DatasetOp {
 
 REGISTER_KERNEL_BUILDER(Name("TfdistOwnElements").Device(tensorflow::DEVICE_CPU), OwnElementsOp);
 
-// The processed rows of one part, stacked.
+// The processed rows of one part, stacked. Before the components, a batch has two numbers, which
+// the maps of batches use: the number of rows of the whole batch, and the index of the part's first
+// row.
+constexpr int kNumbers = 2;
 
 class Collate : public Dataset {
  public:
@@ -628,6 +632,10 @@ class Collate : public Dataset {
         TF_RETURN_IF_ERROR(input_->GetNext(context, &elements.emplace_back(), ended));
         if (*ended)
           return absl::InternalError("A map has yielded fewer elements than it has read.");
+      }
+      for (const int64_t number : {part.rows, part.start}) {
+        Tensor& scalar = batch->emplace_back(tensorflow::DT_INT32, TensorShape({}));
+        scalar.scalar<int32_t>()() = static_cast<int32_t>(number);
       }
       return Stack(elements, batch);
     }
@@ -702,12 +710,16 @@ struct Settings {
   // Whether this process's rows of the first batch are compared with the same rows of the whole
   // batch.
   bool checks = false;
+  // Whether the compared rows must have the same bits. If not, floating-point values may differ by
+  // rounding errors.
+  bool is_exact = true;
 };
 
 bool HasSameBits(const Tensor& one, const Tensor& other) {
   if (one.dtype() != other.dtype() || one.shape() != other.shape()) return false;
   if (one.dtype() == tensorflow::DT_STRING) {
-    const auto ones = one.flat<tensorflow::tstring>(), others = other.flat<tensorflow::tstring>();
+    const auto ones = one.unaligned_flat<tensorflow::tstring>();
+    const auto others = other.unaligned_flat<tensorflow::tstring>();
     for (int64_t i = 0; i < one.NumElements(); ++i) {
       if (ones(i) != others(i)) return false;
     }
@@ -715,6 +727,25 @@ bool HasSameBits(const Tensor& one, const Tensor& other) {
   }
   const absl::string_view bytes = one.tensor_data(), others = other.tensor_data();
   return bytes == others;
+}
+
+template <typename T>
+bool IsClose(const Tensor& one, const Tensor& other) {
+  const auto ones = one.unaligned_flat<T>(), others = other.unaligned_flat<T>();
+  for (int64_t i = 0; i < one.NumElements(); ++i) {
+    const double a = static_cast<double>(ones(i)), b = static_cast<double>(others(i));
+    const bool is_same = a == b || (std::isnan(a) && std::isnan(b));
+    if (!is_same && !(std::abs(a - b) <= 1e-5 + 1e-5 * std::abs(a))) return false;
+  }
+  return true;
+}
+
+// Whether two tensors are equal, apart from rounding errors.
+bool IsClose(const Tensor& one, const Tensor& other) {
+  if (one.dtype() != other.dtype() || one.shape() != other.shape()) return false;
+  if (one.dtype() == tensorflow::DT_FLOAT) return IsClose<float>(one, other);
+  if (one.dtype() == tensorflow::DT_DOUBLE) return IsClose<double>(one, other);
+  return HasSameBits(one, other);
 }
 
 class DividedDataset : public Dataset {
@@ -746,7 +777,8 @@ class DividedDataset : public Dataset {
             Attribute(builder, "replay", settings_.replay),
             Attribute(builder, "repeats_first", settings_.repeats_first),
             Attribute(builder, "tells_rows", settings_.tells_rows),
-            Attribute(builder, "checks", settings_.checks)};
+            Attribute(builder, "checks", settings_.checks),
+            Attribute(builder, "is_exact", settings_.is_exact)};
   }
 
  private:
@@ -871,6 +903,7 @@ class DividedDataset : public Dataset {
         batch_.clear();
         TF_RETURN_IF_ERROR(stages_->GetNext(context, &batch_, ended));
         if (*ended) return absl::OkStatus();
+        batch_.erase(batch_.begin(), batch_.begin() + kNumbers);
         if (!parts_->TakeForDivided(&part_)) {
           return absl::InternalError("A map has yielded more batches than it has read.");
         }
@@ -920,7 +953,9 @@ class DividedDataset : public Dataset {
       for (size_t i = 0; i < batch_.size() && differing < 0; ++i) {
         const int64_t stop = part_.is_filler ? 1 : part_.stop;
         const bool has_rows = lead_[i].dims() > 0 && lead_[i].dim_size(0) >= stop;
-        if (!has_rows || !HasSameBits(batch_[i], lead_[i].Slice(part_.start, stop))) {
+        const bool is_exact = dataset()->settings_.is_exact;
+        const Tensor rows = has_rows ? lead_[i].Slice(part_.start, stop) : Tensor();
+        if (!(is_exact ? HasSameBits(batch_[i], rows) : IsClose(batch_[i], rows))) {
           differing = static_cast<int64_t>(i);
         }
       }
@@ -1031,6 +1066,7 @@ class DividedDatasetOp : public DatasetOp {
     OP_REQUIRES_OK(construction, construction->GetAttr("repeats_first", &own.repeats_first));
     OP_REQUIRES_OK(construction, construction->GetAttr("tells_rows", &own.tells_rows));
     OP_REQUIRES_OK(construction, construction->GetAttr("checks", &own.checks));
+    OP_REQUIRES_OK(construction, construction->GetAttr("is_exact", &own.is_exact));
   }
 
  protected:

@@ -280,7 +280,8 @@ REGISTER_OP("TfdistOwnElements")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
-// Stacks the processed elements of each batch.
+// Stacks the processed elements of each batch. The stacks follow two numbers: the number of rows of
+// the whole batch, and the index of this process's first row.
 REGISTER_OP("TfdistCollate")
     .Input("input_dataset: variant")
     .Output("handle: variant")
@@ -306,6 +307,7 @@ REGISTER_OP("TfdistDividedDataset")
     .Attr("repeats_first: bool = false")
     .Attr("tells_rows: bool = false")
     .Attr("checks: bool = false")
+    .Attr("is_exact: bool = true")
     .Attr("output_types: list(type) >= 1")
     .Attr("output_shapes: list(shape) >= 1")
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
