@@ -383,7 +383,7 @@ class _Planner:
                 origin = i if i < one.start else i + shift
                 function.ret[f"result_{i}"] = f"component_{origin}"
         self._add_function(function)
-        return signature.name
+        return str(signature.name)
 
     def _with_other_draws(self, name: str, worker: int) -> str:
         """Returns the name of a function whose random operations have other seeds per worker."""
@@ -410,7 +410,7 @@ class _Planner:
             if node.op in _DRAWS and (node.attr["seed"].i or node.attr["seed2"].i):
                 node.attr["seed2"].i = (node.attr["seed2"].i + 1_000_003 * worker) % 2**62
         self._add_function(function)
-        return function.signature.name
+        return str(function.signature.name)
 
     def _add_function(self, function: function_pb2.FunctionDef) -> None:
         self._graph.library.function.add().CopyFrom(function)
@@ -429,7 +429,7 @@ class _Planner:
         copy.input[: len(sources)] = list(sources)
         self._set_components(copy, components)
         self._nodes[copy.name] = copy
-        return copy.name
+        return str(copy.name)
 
     def _add(
         self,
@@ -446,14 +446,14 @@ class _Planner:
             node.attr[name].CopyFrom(value)
         self._set_components(node, components)
         self._nodes[node.name] = node
-        return node.name
+        return str(node.name)
 
     def _constant(self, value: int) -> str:
         node = self._graph.node.add(name=f"Const/divided_{next(_numbers)}", op="Const")
         node.attr["dtype"].type = types_pb2.DT_INT64
         node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, tf.int64))
         self._nodes[node.name] = node
-        return node.name
+        return str(node.name)
 
     @staticmethod
     def _set_components(node: node_def_pb2.NodeDef, components: Sequence[Component]) -> None:
