@@ -267,7 +267,7 @@ def _division(extended: Engine, dataset: Any) -> Division | None:
     replay = current_context().replay
     if extended.input_division == "never" or not extended.spans_workers or not native.has_ops():
         return None
-    if replay is not None and replay.keeps_rows:
+    if (replay is not None and replay.keeps_rows) or not tf.executing_eagerly():
         return None
     always = extended.input_division == "always"
     division = divide(dataset, always=always, worker=extended.workers.rank)

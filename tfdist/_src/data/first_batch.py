@@ -383,6 +383,8 @@ class FirstBatch:
         if self._watches and iterator is not self._begun():
             self._begun = weakref.ref(iterator)
             discard_next(iterator)
+            if self._division is not None:
+                self._see_first_of(self._division)
 
 
 def _differing(leaves: Sequence[Leaf], component: int) -> str:
