@@ -119,6 +119,20 @@ def test_maps_of_batches_process_the_rows_of_a_worker(name):
     assert max(played.processed) <= 2 * (5 * 4 + 4) + 8
 
 
+def test_the_user_can_say_that_a_map_of_batches_treats_rows_separately():
+    words = as_written(
+        lambda x: tf.strings.split(tf.strings.as_string(x), "").to_tensor(shape=[None, 2])
+    )
+    dataset = tf.data.Dataset.range(12).batch(4).map(words)
+    assert "combines rows" in division.divide(dataset)
+    found = division.divide(dataset, always=True)
+    spec = tf.TensorSpec([None, 2], tf.string)
+    read = batches_of(found.shares(spec, worker=1, workers=2))
+    wanted = [batch[0][2:] for batch in batches_of(dataset)]
+    assert all(np.array_equal(own[0], rows) for own, rows in zip(read, wanted, strict=True))
+    assert found.report().processed == 4 + 3 * 2
+
+
 @pytest.mark.parametrize(
     "function",
     [

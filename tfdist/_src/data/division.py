@@ -161,7 +161,8 @@ def plan_division(
     Args:
         graph: the graph of the dataset.
         last: the name of the last node of the dataset.
-        always: whether to also divide maps that call Python functions.
+        always: whether to also divide maps that call Python functions, and maps of batches that
+            seem to combine rows.
         worker: this worker's position. On each worker, random operations in the maps draw other
             numbers.
 
@@ -329,15 +330,20 @@ class _Planner:
         shapes = [tf.TensorShape(shape) for _, shape in self._components(self._input(node))]
         captured = len(node.attr["Targuments"].list.type)
         found = function_of_own_rows(self._functions[name], shapes, captured)
-        if found is None:
+        if found is None and not self._always:
             raise _NotDivided("a `map` after `batch` combines rows, or has state")
         self._draws |= draws
-        function, called = found
-        for one in (function, *called):
-            if one.signature.name not in self._functions:
-                self._add_function(one)
+        if found is None:
+            before = (*_SHARE, *self._components(self._input(node)))
+            own = self._on_part(name, _Map(node, len(_SHARE), before, tuple(components)), captured)
+        else:
+            function, called = found
+            own = function.signature.name
+            for one in (function, *called):
+                if one.signature.name not in self._functions:
+                    self._add_function(one)
         copy = self._copied(node, [source], components)
-        self._set_function(self._nodes[copy], function.signature.name)
+        self._set_function(self._nodes[copy], own)
         return copy
 
     @staticmethod
@@ -559,6 +565,7 @@ class Division:
     def __init__(self, dataset: Any, plan: Plan, inputs: Any) -> None:
         self.number, self.is_exact = next(_numbers), plan.is_exact
         self._dataset, self._plan, self._inputs = dataset, plan, inputs
+        self._variant: Any = None  # keeps the state alive that `report` reads
 
     def shares(self, element_spec: Any, **attributes: Any) -> Any:
         """Returns a dataset of each replica's rows.
@@ -592,10 +599,10 @@ class Division:
         shapes = [shape.as_proto() for shape in datasets.flat_shapes(element_spec)]
         node.attr["output_types"].list.type.extend(types)
         node.attr["output_shapes"].list.shape.extend(shapes)
-        variant = native.load_ops().tfdist_dataset_from_graph(
+        self._variant = native.load_ops().tfdist_dataset_from_graph(
             graph.SerializeToString(), node.name, self._inputs
         )
-        return datasets.dataset_with_graph(self._dataset, variant, element_spec)
+        return datasets.dataset_with_graph(self._dataset, self._variant, element_spec)
 
     def take_first_batch(self) -> list[tf.Tensor]:
         """Returns all rows of the first batch of the last iterator, by component.
@@ -624,7 +631,8 @@ def divide(dataset: Any, *, always: bool = False, worker: int = 0) -> Division |
 
     Args:
         dataset: a dataset of global batches.
-        always: whether to also divide maps that call Python functions.
+        always: whether to also divide maps that call Python functions, and maps of batches that
+            seem to combine rows.
         worker: this worker's position among the workers.
 
     Returns:

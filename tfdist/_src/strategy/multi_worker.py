@@ -236,9 +236,10 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
             `synchronized=True` always use the whole batch. The default is the value of
             `TFDIST_BATCH_STATISTICS`, or `"global"` if this variable is not set.
         input_division: whether each worker preprocesses only its own rows of a `tf.data` dataset.
-            With `"auto"`, it does so for each `map` whose function treats every element in the same
-            way and does not call Python. With `"always"`, the function may call Python. With
-            `"never"`, each worker preprocesses all rows. The
+            With `"auto"`, it does so for each `map` whose function treats every element, or every
+            row of a batch, separately and in the same way, and does not call Python. With
+            `"always"`, it relies on you that the function treats them so, and the function may call
+            Python. With `"never"`, each worker preprocesses all rows. The
             batches are the same in all cases. The default is the value of
             `TFDIST_INPUT_DIVISION`, or `"never"` if this variable is not set.
 
