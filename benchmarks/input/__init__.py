@@ -1,0 +1,1 @@
+"""Measures the preprocessing of input pipelines on several workers."""
