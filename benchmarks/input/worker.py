@@ -14,8 +14,8 @@ def work(pipe: Connection, pipeline: str, folder: str, rank: int, addresses: lis
 
     Each request is a way to divide the input, and the number of steps to measure. The answer is the
     time and the CPU time of these steps in seconds, the number of elements that the worker has
-    processed, and the fraction of the time that it waited for its input. A single worker does not know
-    how long it waited.
+    processed, and the fraction of the time that it waited for its input. The last number is missing
+    if there is a single worker.
 
     Args:
         pipe: the pipe to the driver.
