@@ -139,7 +139,6 @@ def test_the_user_can_say_that_a_map_of_batches_treats_rows_separately():
         lambda x: x - tf.reduce_mean(x),
         lambda x: x[::-1],
         lambda x: tf.cumsum(x),
-        lambda x: tf.numpy_function(lambda y: y, [x], tf.int64),
         lambda x: tf.reduce_sum(x),
         lambda x: tf.zeros([4]),
     ],
@@ -150,10 +149,44 @@ def test_maps_of_batches_that_combine_rows_are_not_divided(function):
 
 
 @pytest.mark.parametrize(
+    "later",
+    [
+        lambda d: d.map(as_written(lambda x: x + 1)).repeat(3),
+        lambda d: d.map(as_written(lambda x: x)).repeat(3),
+        lambda d: d.prefetch(1).repeat(3),
+        lambda d: d.repeat(3),
+    ],
+)
+@pytest.mark.parametrize("of_batches", [False, True])
+def test_shuffles_before_repetitions_draw_the_same_orders(later, of_batches):
+    def make():
+        tf.random.set_seed(1)
+        data = tf.data.Dataset.range(45).map(as_written(lambda x: x * 2))
+        if of_batches:
+            return later(data.batch(4).shuffle(20, seed=1))
+        return later(data.shuffle(50, seed=1)).batch(4)
+
+    assert not check_same("shuffled", make, 2, 1).reason
+
+
+def test_a_variable_that_another_map_changes_is_read_in_order():
+    count = tf.Variable(0, dtype=tf.int64)
+    data = tf.data.Dataset.range(12).map(as_written(lambda x: x + 0 * count.assign_add(1)))
+    data = data.map(as_written(lambda x: x * count)).batch(4)
+    assert "no `map`" in division.divide(data)
+
+
+@pytest.mark.parametrize(
     ("make", "reason"),
     [
         (lambda d: d.batch(4), "no `map`"),
         (lambda d: d.map(as_written(lambda x: x + 1)).batch(4).cache(), "stage Cache"),
+        (
+            lambda d: d.batch(4).map(
+                as_written(lambda x: tf.numpy_function(lambda y: y, [x], tf.int64))
+            ),
+            "calls Python",
+        ),
         (lambda d: d.map(as_written(lambda x: tf.ragged.range(x))).batch(4), "not dense"),
         (
             lambda d: d.map(

@@ -6,7 +6,7 @@ from tests.harness.groups import GROUPS, OTHER_GROUPS
 from tests.harness.tiers import exhaustive, some
 from tests.strategy.comparison import PACKAGE, behaviours, check_same_as_alone
 
-_REPORTS = ["division:rows_processed", "division:depends_on_calls"]
+_REPORTS = [f"division:{name}" for name in ("rows_processed", "depends_on_calls", "random_targets")]
 KINDS = [kind for kind in behaviours("division") if kind not in _REPORTS]
 USUAL = ["division:mapped", "division:own_loop", "division:fewer_rows_than_workers"]
 
@@ -33,6 +33,12 @@ def test_each_row_is_processed_by_one_worker(group):
 
 
 @exhaustive
-def test_a_map_whose_results_depend_on_its_calls_processes_all_rows():
-    for report in GROUPS["2"].run(f"{PACKAGE}.division:depends_on_calls"):
-        assert report["is_whole"]
+def test_a_python_function_whose_results_depend_on_its_calls_is_refused():
+    for said in GROUPS["2"].run(f"{PACKAGE}.division:depends_on_calls"):
+        assert "A Python function in a `map` of the dataset gives other results" in said
+
+
+@exhaustive
+def test_targets_may_be_drawn():
+    first, second = GROUPS["2"].run(f"{PACKAGE}.division:random_targets")
+    assert first == second

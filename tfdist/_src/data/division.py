@@ -31,7 +31,7 @@ from tfdist._src.internals import datasets
 _numbers = itertools.count(1)
 
 _MAPS = ("MapDataset", "ParallelMapDataset", "ParallelMapDatasetV2")
-_BATCHES = ("BatchDataset", "BatchDatasetV2", "ParallelBatchDataset")
+_BATCHES = ("BatchDatasetV2", "ParallelBatchDataset")
 _PREFETCH = "PrefetchDataset"
 _ZIP = "ZipDataset"
 
@@ -41,7 +41,6 @@ _ORDERS = (
     "AssertCardinalityDataset",
     "AssertNextDataset",
     "FinalizeDataset",
-    "GlobalShuffleDataset",
     "MaxIntraOpParallelismDataset",
     "ModelDataset",
     "OptionsDataset",
@@ -63,24 +62,29 @@ _READERS = ("TextLineDataset", "TFRecordDataset", "TFRecordDatasetV2", "FixedLen
 
 _PYTHON = ("EagerPyFunc", "PyFunc", "PyFuncStateless")
 
-# Stateful operations that only read, or whose order does not matter.
+# Stateful operations that change nothing, or whose order does not matter.
 _READS = (
     "Assert",
     "If",
-    "LookupTableFind",
-    "LookupTableFindV2",
-    "LookupTableSize",
-    "LookupTableSizeV2",
     "PartitionedCall",
+    "Placeholder",
     "Print",
     "PrintV2",
-    "ReadVariableOp",
-    "ResourceGather",
-    "ResourceGatherNd",
     "StatefulPartitionedCall",
     "TensorListReserve",
     "VariableShape",
     "While",
+)
+
+# Operations that read variables and tables.
+_RESOURCE_READS = (
+    "LookupTableFind",
+    "LookupTableFindV2",
+    "LookupTableSize",
+    "LookupTableSizeV2",
+    "ReadVariableOp",
+    "ResourceGather",
+    "ResourceGatherNd",
 )
 
 # Operations that draw different random numbers in each call.
@@ -144,6 +148,7 @@ class Plan(NamedTuple):
         draws: whether the maps draw different random numbers each time.
         is_exact: whether the results are equal bit by bit. The results of maps of batches may have
             other rounding errors.
+        calls_python: whether the maps call Python functions.
     """
 
     graph: graph_pb2.GraphDef
@@ -151,6 +156,7 @@ class Plan(NamedTuple):
     stages: str
     draws: bool
     is_exact: bool
+    calls_python: bool
 
 
 def plan_division(
@@ -185,10 +191,17 @@ class _Planner:
             function.signature.name: function for function in self._graph.library.function
         }
         self._always = always
-        self._draws = False
+        self._draws = self._calls_python = False
+        # Whether any function of the dataset may change a variable or a table.
+        self._has_writes = any(
+            self._is_write(node.op)
+            for function in self._graph.library.function
+            for node in function.node_def
+        )
 
     def plan(self, last: str, worker: int) -> Plan:
-        later, batch_maps, node = [], [], self._nodes[last]
+        later: list[node_def_pb2.NodeDef | None] = []
+        batch_maps, node = [], self._nodes[last]
         ahead = 1
         while node.op not in _BATCHES:
             if node.op in _MAPS:
@@ -198,7 +211,9 @@ class _Planner:
             elif node.op == _PREFETCH:
                 size = self._number(node.input[1])
                 ahead = size if size < 0 else max(ahead, size)
-            else:
+            if node.op == _PREFETCH or (node.op in _MAPS and not self._is_identity(node)):
+                later.append(None)  # a place where a stage is removed
+            elif node.op not in _MAPS:
                 later.append(node)
             node = self._input(node)
         size, drops = self._number(node.input[1]), bool(self._number(node.input[-1]))
@@ -217,7 +232,10 @@ class _Planner:
             drop_remainder=attr_value_pb2.AttrValue(b=drops),
         )
         for stage in reversed(later):
-            batches = self._copied(stage, [batches], _ONE_VARIANT)
+            if stage is None:
+                batches = self._separated(batches)
+            else:
+                batches = self._copied(stage, [batches], _ONE_VARIANT)
         stages = self._add("TfdistOwnElements", [], components=unprocessed)
         for one in maps:
             stages = self._applied(one, stages, worker)
@@ -225,9 +243,16 @@ class _Planner:
         stages = self._add("TfdistCollate", [stages], components=rows)
         for batch_map in reversed(batch_maps):
             rows = (*_SHARE, *(_any_rows(one) for one in self._components(batch_map)))
-            stages = self._applied_to_batches(batch_map, stages, rows)
+            stages = self._applied_to_batches(batch_map, stages, rows, worker)
         stages = self._add(_PREFETCH, [stages, self._constant(ahead)], components=rows)
-        return Plan(self._graph, batches, stages, self._draws, is_exact=not batch_maps)
+        return Plan(
+            self._graph,
+            batches,
+            stages,
+            self._draws,
+            is_exact=not batch_maps,
+            calls_python=self._calls_python,
+        )
 
     def _without_maps(self, node: node_def_pb2.NodeDef) -> tuple[str, list[_Map]]:
         """Returns a dataset without those of its maps that can be moved, and these maps."""
@@ -241,15 +266,8 @@ class _Planner:
             arguments = function.signature.input_arg
             if len(arguments) - captured != len(before):
                 return node.name, []
-            if self._nodes[source].op.startswith("Shuffle"):
-                # If `repeat` directly followed the shuffle, TensorFlow would combine them into one
-                # stage, which draws another order.
-                source = self._add(
-                    "OptionsDataset",
-                    [source],
-                    components=self._components(self._nodes[source]),
-                    serialized_options=attr_value_pb2.AttrValue(s=b""),
-                )
+            if not self._is_identity(node):
+                source = self._separated(source)
             return source, [*maps, _Map(node, 0, before, self._components(node))]
         if node.op == _ZIP:
             return self._zip_without_maps(node)
@@ -259,6 +277,42 @@ class _Planner:
         if not maps:
             return node.name, []
         return self._copied(node, [source], maps[0].before), maps
+
+    def _separated(self, source: str) -> str:
+        """Keeps a shuffle apart from the stage that follows it after a stage was removed.
+
+        If `repeat` directly follows a shuffle, TensorFlow combines them into one stage, which draws
+        another order.
+        """
+        node = self._nodes[source]
+        if not node.op.startswith("Shuffle"):
+            return source
+        options = attr_value_pb2.AttrValue(s=b"")
+        return self._add(
+            "OptionsDataset",
+            [source],
+            components=self._components(node),
+            serialized_options=options,
+        )
+
+    def _is_identity(self, node: node_def_pb2.NodeDef) -> bool:
+        """Whether a map returns its arguments, so that TensorFlow's optimizer removes it."""
+        definition = self._functions[node.attr["f"].func.name]
+        if node.attr["Targuments"].list.type or definition.signature.is_stateful:
+            return False
+        values = {one.name: one.name for one in definition.signature.input_arg}
+        for one in definition.node_def:
+            if one.op != "Identity":
+                return False
+            values[f"{one.name}:output:0"] = one.input[0]
+        arguments = [one.name for one in definition.signature.input_arg]
+        results = []
+        for result in definition.signature.output_arg:
+            name = definition.ret[result.name]
+            while values.get(name, name) != name:
+                name = values[name]
+            results.append(name)
+        return results == arguments
 
     def _zip_without_maps(self, node: node_def_pb2.NodeDef) -> tuple[str, list[_Map]]:
         inputs = [self._nodes[_plain(name)] for name in node.input if not name.startswith("^")]
@@ -279,16 +333,25 @@ class _Planner:
         return self._copied(node, [source for source, _ in parts], unprocessed), all_maps
 
     def _is_movable(self, node: node_def_pb2.NodeDef) -> bool:
-        draws = False
-        for operation in self._operations(node.attr["f"].func.name, set()):
-            if operation in _PYTHON and not self._always:
-                return False
-            if operation in _DRAWS:
-                draws = True
-            elif operation not in (*_READS, *_PYTHON) and datasets.is_stateful(operation):
-                return False
-        self._draws |= draws
+        return self._are_movable(set(self._operations(node.attr["f"].func.name, set())))
+
+    def _are_movable(self, operations: set[str]) -> bool:
+        """Whether a function with these operations may be called for some rows only, and later."""
+        if not self._always and not operations.isdisjoint(_PYTHON):
+            return False
+        if any(map(self._is_write, operations)):
+            return False
+        if self._has_writes and not operations.isdisjoint(_RESOURCE_READS):
+            return False
+        self._draws |= not operations.isdisjoint(_DRAWS)
+        self._calls_python |= not operations.isdisjoint(_PYTHON)
         return True
+
+    def _is_write(self, operation: str) -> bool:
+        """Whether an operation may change state that other operations read."""
+        if operation in (*_READS, *_RESOURCE_READS, *_DRAWS, *_PYTHON) or "Dataset" in operation:
+            return False
+        return operation not in self._functions and datasets.is_stateful(operation)
 
     def _operations(self, function: str, seen: set[str]) -> Iterator[str]:
         """Yields the types of the operations in a function and in the functions that it calls."""
@@ -322,18 +385,19 @@ class _Planner:
         return node
 
     def _applied_to_batches(
-        self, node: node_def_pb2.NodeDef, source: str, components: Sequence[Component]
+        self, node: node_def_pb2.NodeDef, source: str, components: Sequence[Component], worker: int
     ) -> str:
         """Adds a map of this worker's rows of batches, and returns the name of its node."""
         name = node.attr["f"].func.name
-        draws = any(one in _DRAWS for one in self._operations(name, set()))
+        if not self._are_movable(set(self._operations(name, set()))):
+            raise _NotDivided("a `map` after `batch` has state, or calls Python")
         shapes = [tf.TensorShape(shape) for _, shape in self._components(self._input(node))]
         captured = len(node.attr["Targuments"].list.type)
         found = function_of_own_rows(self._functions[name], shapes, captured)
         if found is None and not self._always:
-            raise _NotDivided("a `map` after `batch` combines rows, or has state")
-        self._draws |= draws
+            raise _NotDivided("a `map` after `batch` combines rows")
         if found is None:
+            name = self._with_other_draws(name, worker) if worker else name
             before = (*_SHARE, *self._components(self._input(node)))
             own = self._on_part(name, _Map(node, len(_SHARE), before, tuple(components)), captured)
         else:
@@ -560,10 +624,13 @@ class Division:
     Attributes:
         number: the number that identifies the division in this process.
         is_exact: see `Plan`.
+        draws: see `Plan`.
+        calls_python: see `Plan`.
     """
 
     def __init__(self, dataset: Any, plan: Plan, inputs: Any) -> None:
-        self.number, self.is_exact = next(_numbers), plan.is_exact
+        self.number = next(_numbers)
+        self.is_exact, self.draws, self.calls_python = plan.is_exact, plan.draws, plan.calls_python
         self._dataset, self._plan, self._inputs = dataset, plan, inputs
         self._variant: Any = None  # keeps the state alive that `report` reads
 
@@ -641,7 +708,10 @@ def divide(dataset: Any, *, always: bool = False, worker: int = 0) -> Division |
     specs = tf.nest.flatten(dataset.element_spec)
     if not all(isinstance(spec, tf.TensorSpec) for spec in specs):
         return "its batches contain tensors that are not dense"
-    graph, node, inputs = native.load_ops().tfdist_dataset_graph(datasets.variant_of(dataset))
+    try:
+        graph, node, inputs = native.load_ops().tfdist_dataset_graph(datasets.variant_of(dataset))
+    except tf.errors.ResourceExhaustedError:
+        return "the constants in its graph are too large"
     definition = graph_pb2.GraphDef.FromString(graph.numpy())
     plan = plan_division(definition, node.numpy().decode(), always=always, worker=worker)
     return plan if isinstance(plan, str) else Division(dataset, plan, inputs)

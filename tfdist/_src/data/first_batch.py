@@ -14,13 +14,13 @@ import math
 import weakref
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfdist._src.data.division import Division
+from tfdist._src.data.division import Division, Report
 from tfdist._src.data.shares import Replay, components_apart, with_rows
 from tfdist._src.group import Group
 from tfdist._src.internals.datasets import dataset_operations
@@ -267,6 +267,8 @@ class FirstBatch:
         """
         self._watches, self._per_worker_hint = True, per_worker_hint
         self._leaves, self._division = leaves_of(dataset), division
+        if division.draws:  # The workers draw different numbers.
+            self._leaves = [replace(leaf, same_values=False) for leaf in self._leaves]
         return replicas is not None and self._tells_rows
 
     def compare(self, iterator: Any, *, is_new: bool = False) -> None:
@@ -344,20 +346,35 @@ class FirstBatch:
                     per_worker_hint=self._per_worker_hint and not is_new,
                     is_new=is_new,
                 )
-        if self._division is not None and any(whole) and not all(whole):
-            self._division.process_whole()
-        if report is not None and any(whole) and not self._told_whole:
-            self._told_whole = True
-            if self._group.topology.is_chief:
-                logger.warning(
-                    "A `map` of the dataset gives other results if it processes only some rows of "
-                    f"a batch{_differing(self._leaves, report.differing)}, so each worker "
-                    "preprocesses all rows from now on. Avoid state in the function of the map, or "
-                    'pass input_division="never" to the strategy.'
-                )
+        if report is not None and any(whole):
+            self._process_whole(report)
         if self._rows:
             sizes = {number: (rows, size) for number, (_, rows, size) in self._rows.items()}
             self.whole = components_apart(sizes)
+
+    def _process_whole(self, report: Report) -> None:
+        """Makes this worker preprocess all rows, because a worker's own rows had other values.
+
+        Raises:
+            UnsupportedError: a Python function has the other values. It has been called for
+                different rows on each worker, so its state would differ from now on.
+        """
+        assert self._division is not None
+        named = _differing(self._leaves, report.differing)
+        if self._division.calls_python:
+            raise UnsupportedError(
+                "A Python function in a `map` of the dataset gives other results if it processes "
+                f"only some rows of a batch{named}, so the preprocessing cannot be divided among "
+                'the workers. Pass input_division="auto" or "never" to the strategy.'
+            )
+        self._division.process_whole()
+        if self._group.topology.is_chief and not self._told_whole:
+            logger.warning(
+                "A `map` of the dataset gives other results if it processes only some rows of a "
+                f"batch{named}, so each worker preprocesses all rows from now on. To avoid the "
+                'comparison, pass input_division="never" to the strategy.'
+            )
+        self._told_whole = True
 
     def refuse_unlike_rows(self) -> None:
         """Rejects batches with different row counts, such as the nodes and edges of a graph.

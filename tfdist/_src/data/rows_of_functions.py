@@ -53,6 +53,8 @@ def function_of_own_rows(
         the worker's rows of each result. The list contains the functions that it calls. None if the
         rows of a result depend on rows of other workers, or if the function changes a variable.
     """
+    if not all(shape.rank for shape in shapes):
+        return None
     arguments = definition.signature.input_arg
     graph = graph_of_function(definition, [*shapes, *[tf.TensorShape(None)] * captured])
     sizes = {shape[0] for shape in shapes}

@@ -809,7 +809,11 @@ class DividedDataset : public Dataset {
       if (replay && replay->is_requested()) next_replica_ = 0;
       if (next_replica_ == 0) {
         const absl::Status status = Next(context, ended);
-        if (!status.ok()) stages_.reset();
+        if (!status.ok()) {
+          stages_.reset();
+          batch_.clear();
+          lead_.clear();
+        }
         if (!status.ok() || *ended) return status;
       } else if (batch_.empty()) {  // after the state was restored between two replicas
         TF_RETURN_IF_ERROR(FindPlace());
@@ -928,10 +932,9 @@ class DividedDataset : public Dataset {
     // Creates a new iterator over the stages, which begins with the batch `index`.
     absl::Status Start(IteratorContext* context, int64_t index, bool whole, bool is_copy)
         TF_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-      const bool is_first = begun_ == 0 && !started_ && !whole;
+      const bool is_first = begun_ == 0 && !whole;
       Lead lead = is_first && is_copy ? Lead::kOnly : Lead::kNone;
       if (is_first && dataset()->settings_.checks) lead = Lead::kBeforeOwnRows;
-      started_ = true;
       lead_.clear();
       stages_.reset();
       parts_ = std::make_shared<Parts>(place_, dataset()->settings_.replicas, index, whole, lead);
@@ -1038,7 +1041,6 @@ class DividedDataset : public Dataset {
     // All rows of the first batch, while this process's rows of it have not been compared.
     Batch lead_ TF_GUARDED_BY(mutex_);
     Part lead_part_ TF_GUARDED_BY(mutex_);
-    bool started_ TF_GUARDED_BY(mutex_) = false;
     int64_t next_ TF_GUARDED_BY(mutex_) = 0;   // the index of the next batch
     int64_t last_ TF_GUARDED_BY(mutex_) = -1;  // the index of the last batch
     // The index, within this process, of the replica that gets the next element.
@@ -1167,6 +1169,9 @@ class GraphInputs {
   std::shared_ptr<const List> list_ = std::make_shared<const List>();
 };
 
+// A graph that is larger is copied too slowly. Protocol buffers are limited to 2 GiB.
+constexpr size_t kMaxGraphBytes = size_t{1} << 28;
+
 class DatasetGraphOp : public tensorflow::OpKernel {
  public:
   using OpKernel::OpKernel;
@@ -1187,6 +1192,8 @@ class DatasetGraphOp : public tensorflow::OpKernel {
     OP_REQUIRES_OK(context, builder.AddInputDataset(&serialization, dataset, &node));
     tensorflow::GraphDef definition;
     OP_REQUIRES_OK(context, graph.ToGraphDef(&definition));
+    OP_REQUIRES(context, definition.ByteSizeLong() < kMaxGraphBytes,
+                absl::ResourceExhaustedError("The graph of a dataset is too large."));
     Tensor text(tensorflow::DT_STRING, TensorShape({})),
         name(tensorflow::DT_STRING, TensorShape({}));
     text.scalar<tensorflow::tstring>()() = definition.SerializeAsString();
