@@ -122,7 +122,7 @@ def test_the_rows_must_have_one_shape():
     replay = Replay(keeps_rows=True)
     iterator = begin(split_batches(dataset, Alone(), 1, None, replay))
     replay.keep_rows(2)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="must have one shape"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="must have the same shape"):
         for _ in range(3):
             next(iterator)
 

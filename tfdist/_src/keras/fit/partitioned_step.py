@@ -326,7 +326,12 @@ def _run(
         own_state = _own_resources(extended) | layouts_of_variables(model, extended).keys()
         outer_state_of(model).note(analysis.graph, analysis.results, own_state)
     if elastic or extended.worker_count > 1:
-        _tell(extended, program_told, traced, emitter, (form, trains))
+        # If the model has few weights, some workers have no shard of an optimizer's state, so that
+        # their steps do not contain its update.
+        optimizers = optimizers_of(model).values() if trains else ()
+        states = [sharded_by(one) for outer in optimizers for one in updating_optimizers(outer)]
+        has_shards = [bool(state.shards) for state in states if state is not None]
+        _tell(extended, program_told, traced, emitter, (form, trains, has_shards))
     return traced.packed(outputs)
 
 
