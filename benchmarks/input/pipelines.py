@@ -9,7 +9,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-NAMES = ("jpeg", "text", "numpy")
 BATCH = 64  # the rows of a global batch
 _FILES, _ROWS = 8, 64  # the number of files, and the number of rows in each file
 _SIDE = 160  # the height and width of the images in pixels

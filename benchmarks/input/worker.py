@@ -19,7 +19,7 @@ def work(pipe: Connection, pipeline: str, folder: str, rank: int, addresses: lis
 
     Args:
         pipe: the pipe to the driver.
-        pipeline: one of `pipelines.NAMES`.
+        pipeline: the name of a pipeline; see `pipelines.make`.
         folder: the folder with the files.
         rank: the rank of this worker. It also selects the worker's core.
         addresses: the addresses of all workers; empty for a single worker.

@@ -320,7 +320,7 @@ class _Planner:
         if not any(maps for _, maps in parts):
             return node.name, []
         befores, afters = [], []
-        for (source, maps), _ in zip(parts, inputs, strict=True):
+        for source, maps in parts:
             before = maps[0].before if maps else self._components(self._nodes[source])
             befores.append(before)
             afters.append(maps[-1].after if maps else before)

@@ -312,9 +312,7 @@ class FirstBatch:
     def _see_first_of(self, division: Division) -> None:
         # A dataset without batches has no first batch.
         with contextlib.suppress(tf.errors.FailedPreconditionError):
-            batch = division.take_first_batch()
-            values = (part for part in batch if part.dtype != tf.variant)
-            self._see([part.numpy() for part in values])
+            self._see([part.numpy() for part in division.take_first_batch()])
 
     def _see(self, values: Sequence[np.ndarray]) -> None:
         pairs = list(zip(self._leaves, values, strict=True))

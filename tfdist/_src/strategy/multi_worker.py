@@ -238,10 +238,10 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
         input_division: whether each worker preprocesses only its own rows of a `tf.data` dataset.
             With `"auto"`, it does so for each `map` whose function treats every element, or every
             row of a batch, separately and in the same way, and does not call Python. With
-            `"always"`, it relies on you that the function treats them so, and the function may call
-            Python. With `"never"`, each worker preprocesses all rows. The
-            batches are the same in all cases. The default is the value of
-            `TFDIST_INPUT_DIVISION`, or `"never"` if this variable is not set.
+            `"always"`, you assert that the function does so, and the function may call Python. With
+            `"never"`, each worker preprocesses all rows. The batches are those of one process,
+            unless the functions draw random numbers that depend on state. The default is the value
+            of `TFDIST_INPUT_DIVISION`, or `"never"` if this variable is not set.
 
     Raises:
         ValueError: `communication`, `batch_statistics` or `input_division` has an unknown value.
