@@ -21,6 +21,7 @@ USUAL = [
     "inputs:last_batch_does_not_divide",
     "inputs:different_numbers_of_batches",
     "inputs:files_are_read_once",
+    "inputs:seeds_without_a_common_seed",
 ]
 OLDEST = [
     "inputs:last_batch_does_not_divide",

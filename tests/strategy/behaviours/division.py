@@ -18,6 +18,7 @@ def _divides(behaviour, how="auto"):
 
     @functools.wraps(behaviour)
     def divided(strategy):
+        keras.utils.set_random_seed(1)
         if strategy is None:
             return behaviour(strategy)
         extended = strategy.extended

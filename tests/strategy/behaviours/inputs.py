@@ -385,3 +385,16 @@ def graphs(strategy):
     first, _ = make(0)
     predictions = [model.predict(data, verbose=0), model.predict_on_batch(first)]
     return outcome(model, history, logs=logs, predictions=predictions)
+
+
+def seeds_without_a_common_seed(strategy):
+    """Shuffles and draws with seeds of operations, in a program without a seed of its own."""
+    x, y = rows(32)
+    model = compile_mlp(strategy)
+    tf.random.set_seed(None)
+    fit(model, x, y, batch_size=32)  # the workers take over the chief's seed
+    data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(20, seed=3).repeat()
+    data = data.map(lambda x, y: (x + tf.random.uniform([8], seed=5), y)).batch(8)
+    numbers = tf.random.normal([3], seed=7)
+    history = fit(model, data, epochs=3, steps_per_epoch=3)
+    return outcome(model, history, numbers=numbers.numpy())

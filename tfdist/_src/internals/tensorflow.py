@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import random
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -33,6 +34,7 @@ from tensorflow.python.eager.polymorphic_function.polymorphic_function import Fu
 from tensorflow.python.framework import auto_control_deps_utils as _control_dependencies
 from tensorflow.python.framework import dtypes as _dtypes
 from tensorflow.python.framework import ops as _ops
+from tensorflow.python.framework import random_seed as _random_seed
 from tensorflow.python.ops import handle_data_util as _handle_data
 from tensorflow.python.ops import summary_ops_v2 as _summaries
 from tensorflow.python.ops.op_selector import UnliftableError
@@ -111,6 +113,7 @@ def _start(space: xplane_pb2.XSpace) -> int:
 
 
 __all__ = [
+    "DEFAULT_SEED",
     "CheckpointInitialValue",
     "DatasetOfBatches",
     "DistributedDatasetAndIteratorSpec",
@@ -137,6 +140,7 @@ __all__ = [
     "initialized",
     "on_function_call",
     "only_reads_resources",
+    "set_default_seed",
     "simple_broadcast",
     "start_server",
     "staying_in_scope",
@@ -381,6 +385,20 @@ class _SameLines(_tf_stack.StackTraceMapper):  # type: ignore[misc]
 def global_seed() -> Any:
     """Returns the seed that was passed to `tf.random.set_seed`; None if there is none."""
     return _context.global_seed()
+
+
+DEFAULT_SEED = _random_seed.DEFAULT_GRAPH_SEED
+"""The seed that TensorFlow combines with the seed of an operation if the program sets no seed."""
+
+
+def set_default_seed(drawn: int) -> None:
+    """Makes operations without a seed draw common numbers, and keeps the numbers of the others.
+
+    Args:
+        drawn: determines the seeds of eager operations without a seed.
+    """
+    _random_seed.set_seed(DEFAULT_SEED)
+    _context.context()._rng = random.Random(drawn)
 
 
 def element_type(tensor: Any) -> Any:

@@ -19,7 +19,7 @@ from tfdist._src.compression.policy import CompressionLike, Policy
 from tfdist._src.compression.policy import read as compression_policy
 from tfdist._src.compression.transport import Exchange, HostLeaders, OnGpus
 from tfdist._src.group import Group, join, join_devices
-from tfdist._src.internals.tensorflow import global_seed
+from tfdist._src.internals.tensorflow import DEFAULT_SEED, global_seed, set_default_seed
 from tfdist._src.log import logger
 from tfdist._src.strategy import mirrored
 from tfdist._src.strategy.communication import (
@@ -56,7 +56,8 @@ def share_randomness(group: Group) -> None:
 
     The states are those of Python's `random`, of NumPy's global generator, and TensorFlow's seed.
     They determine how arrays and datasets are shuffled. If all workers have set the same seed in
-    TensorFlow, this seed is kept.
+    TensorFlow, this seed is kept. If the chief has set none, operations with a seed of their own
+    draw the same numbers as in one process.
     """
     if group.topology.size == 1:
         return
@@ -65,8 +66,12 @@ def share_randomness(group: Group) -> None:
     chief = json.loads(group.exchange("random state", own)[0])
     set_random_states(chief)
     seeds = group.exchange("seed", str(global_seed()))
-    if seeds[0] == "None" or len(set(seeds)) > 1:
-        tf.random.set_seed(chief["tensorflow"] if seeds[0] == "None" else int(seeds[0]))
+    if len(set(seeds)) == 1 and seeds[0] != "None":
+        return
+    if seeds[0] in ("None", str(DEFAULT_SEED)):
+        set_default_seed(chief["tensorflow"])
+    else:
+        tf.random.set_seed(int(seeds[0]))
 
 
 def make_compressor(
