@@ -30,6 +30,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 ROWS, FEATURES = 64, 4
 
 
+# A process can be connected to one cluster at a time. So tests with clusters of their own precede
+# the tests that use this one.
 @pytest.fixture(scope="module")
 def two_nodes():
     with cluster(2, log_to_driver=False):
@@ -261,18 +263,6 @@ def test_a_node_is_taken_away(one_process, tmp_path):
 
 
 @exhaustive
-def test_a_killed_worker(one_process, undisturbed, run):
-    same(undisturbed.return_value, one_process, atol=1e-5)
-    undisturbed, killed = (
-        undisturbed.return_value,
-        run(fit, failures=1, config={"kill": True}).return_value,
-    )
-    same(killed, undisturbed["values"], rtol=0, atol=0)
-    secrets = {result["secret"] for result in (undisturbed, killed)}
-    assert len(secrets) == 2 and all(len(secret) >= 32 for secret in secrets)
-
-
-@exhaustive
 def test_a_node_is_about_to_be_taken_away(tmp_path):
     with cluster(2, log_to_driver=False) as nodes:
         marker = tmp_path / "run" / "node"
@@ -288,6 +278,18 @@ def test_a_node_is_about_to_be_taken_away(tmp_path):
         threading.Thread(target=announce, daemon=True).start()
         run_in(tmp_path)(fit_until_saved)
     assert re.fullmatch(r"step-\d+-[0-9a-f]+", (tmp_path / "run" / "saved").read_text())
+
+
+@exhaustive
+def test_a_killed_worker(one_process, undisturbed, run):
+    same(undisturbed.return_value, one_process, atol=1e-5)
+    undisturbed, killed = (
+        undisturbed.return_value,
+        run(fit, failures=1, config={"kill": True}).return_value,
+    )
+    same(killed, undisturbed["values"], rtol=0, atol=0)
+    secrets = {result["secret"] for result in (undisturbed, killed)}
+    assert len(secrets) == 2 and all(len(secret) >= 32 for secret in secrets)
 
 
 @exhaustive
