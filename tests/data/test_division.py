@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+import time
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfdist
 from tests.data.pipelines import Played, as_written, batches_of, random_pipeline
 from tests.harness.tiers import exhaustive, some
+from tfdist._src import native
 from tfdist._src.data import division
 
 SEEDS = range(150)
@@ -178,6 +181,75 @@ def test_shuffles_before_repetitions_draw_the_same_orders(later, of_batches):
     assert not check_same("shuffled", make, 2, 1).reason
 
 
+def slowly(x):
+    """Returns an element, and later if its number is even."""
+
+    def wait(x):
+        time.sleep(0.1 * (x % 2 == 0))
+        return x
+
+    return tf.ensure_shape(tf.numpy_function(wait, [x], tf.int64), [])
+
+
+def with_free_order(dataset):
+    options = tf.data.Options()
+    options.deterministic = False
+    return dataset.with_options(options)
+
+
+def mapped_freely(dataset):
+    return dataset.map(as_written(slowly), num_parallel_calls=4, deterministic=False)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda d: with_free_order(d.map(as_written(slowly), num_parallel_calls=4)),
+        mapped_freely,
+        lambda d: d.batch(12).flat_map(
+            as_written(lambda x: mapped_freely(tf.data.Dataset.from_tensor_slices(x)))
+        ),
+        lambda d: d.interleave(
+            as_written(lambda x: tf.data.Dataset.from_tensors(x).map(as_written(slowly))),
+            cycle_length=4,
+            num_parallel_calls=4,
+            deterministic=False,
+        ),
+    ],
+)
+@pytest.mark.parametrize("divided", [False, True])
+def test_elements_have_the_same_order_on_all_workers(make, divided):
+    dataset = make(tf.data.Dataset.range(12))
+    native.load_ops()
+    if divided:
+        dataset = dataset.map(as_written(lambda x: x + 0)).batch(4)
+        found = division.divide(dataset, always=True)
+        shares = found.shares(tf.TensorSpec([None], tf.int64))
+    else:
+        shares = division.in_order(dataset.batch(4))
+    rows = np.concatenate([part for (part,) in batches_of(shares)])
+    assert rows.tolist() == list(range(12))
+
+
+def test_a_free_order_is_refused_where_it_cannot_be_changed(monkeypatch):
+    monkeypatch.setattr(native, "has_ops", lambda: False)
+    once = as_written(lambda x: tf.data.Dataset.from_tensors(x).repeat(2))
+    for order in (None, False):
+        data = tf.data.Dataset.range(12)
+        data = data.interleave(once, num_parallel_calls=2, deterministic=order).batch(4)
+        if order is None:
+            assert len(list(division.in_order(data))) == 6
+        else:
+            with pytest.raises(tfdist.errors.UnsupportedError, match="deterministic=False"):
+                division.in_order(data)
+
+
+def test_a_shuffle_without_a_seed_is_not_divided():
+    tf.random.set_seed(None)
+    data = tf.data.Dataset.range(12).map(as_written(lambda x: x + 1)).shuffle(5).batch(4)
+    assert "without a seed" in division.divide(data)
+
+
 def test_a_variable_that_another_map_changes_is_read_in_order():
     count = tf.Variable(0, dtype=tf.int64)
     data = tf.data.Dataset.range(12).map(as_written(lambda x: x + 0 * count.assign_add(1)))
@@ -247,7 +319,7 @@ def test_draws_of_workers_differ():
     draw = as_written(lambda x: tf.random.uniform([], seed=3))
     drawn = []
     for worker in range(2):
-        dataset = tf.data.Dataset.range(8).map(draw).batch(4)
+        dataset = tf.data.Dataset.range(8).map(draw, num_parallel_calls=2).batch(4)
         shares = division.divide(dataset, worker=worker).shares(
             tf.TensorSpec([None], tf.float32), worker=worker, workers=2
         )

@@ -21,6 +21,8 @@ USUAL = [
     "inputs:last_batch_does_not_divide",
     "inputs:different_numbers_of_batches",
     "inputs:files_are_read_once",
+    "inputs:files_that_are_preprocessed_by_rows",
+    "inputs:rows_in_any_order",
     "inputs:seeds_without_a_common_seed",
 ]
 OLDEST = [

@@ -210,7 +210,7 @@ class Options:
     metrics_host: str = "127.0.0.1"
     xla: bool = True
     batch_statistics: str = "global"
-    input_division: str = "never"
+    input_division: str = "auto"
     save: str = "all"
     log_level: str = "info"
     tls_certificate: str = ""

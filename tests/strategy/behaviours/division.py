@@ -148,7 +148,7 @@ def random_targets(strategy):
     def draw(x, y):
         return x, tf.random.uniform([], 0, 3, tf.int64, seed=1)
 
-    data = _elements(24).map(draw).batch(8)
+    data = _elements(24).map(draw, num_parallel_calls=2).batch(8)
     model = compile_mlp(strategy)
     fit(model, data, epochs=2)
     return [weight.tolist() for weight in model.get_weights()]

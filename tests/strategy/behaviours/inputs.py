@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import tempfile
+import time
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+import tfdist
 from tests.strategy.behaviours.common import (
     batches,
     compile_mlp,
@@ -97,12 +99,17 @@ def dataset_sharded_automatically(strategy):
 
 def _with_policy(strategy, policy):
     x, y = rows(45)
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = policy
-    dataset = batches(x, y, 20).with_options(options)
+    dataset = batches(x, y, 20).with_options(_options(policy))
     model = compile_mlp(strategy)
     history = fit(model, dataset, validation_data=batches(*rows(13, seed=1), 4))
     return outcome(model, history, evaluation=model.evaluate(dataset, verbose=0))
+
+
+def _options(policy, *, deterministic=True):
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = policy
+    options.deterministic = deterministic
+    return options
 
 
 def dataset_with_shuffle_and_repeat(strategy):
@@ -246,10 +253,66 @@ def files_are_read_once(strategy):
             model = keras.Sequential([keras.Input((1,)), keras.layers.Identity()])
             metric = keras.metrics.Sum(name="sum")
             model.compile(loss=lambda y, p: 0.0 * p, metrics=[_SumOfPredictions()])
-        labelled = dataset.map(lambda x: (x, x))
+        policy = tf.data.experimental.AutoShardPolicy.FILE
+        labelled = dataset.map(lambda x: (x, x)).with_options(_options(policy))
         result = model.evaluate(labelled, verbose=0, return_dict=True)
         del metric
         return {"sum": result["sum_of_predictions"]}
+
+
+def _lines(folder, count):
+    """Writes files, and returns their names."""
+    paths = [f"{folder}/{i}.txt" for i in range(count)]
+    for i, path in enumerate(paths):
+        with open(path, "w") as file:
+            file.writelines(f"{100 * i + row}\n" for row in range(5 + i))
+    return paths
+
+
+def _parsed(line):
+    number = tf.strings.to_number(line)
+    return tf.stack([number / 300.0, 1.0]), number / 100.0
+
+
+def _fit_on_lines(strategy, dataset):
+    with scope(strategy):
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    return outcome(model, fit(model, dataset, epochs=3))
+
+
+def files_that_are_preprocessed_by_rows(strategy):
+    with tempfile.TemporaryDirectory() as folder:
+        names = tf.data.Dataset.from_tensor_slices(_lines(folder, 3))
+        dataset = names.interleave(tf.data.TextLineDataset, num_parallel_calls=2)
+        return _fit_on_lines(strategy, dataset.map(_parsed).shuffle(20, seed=1).batch(4))
+
+
+def fewer_files_than_workers(strategy):
+    with tempfile.TemporaryDirectory() as folder:
+        dataset = tf.data.TextLineDataset(_lines(folder, 1)).map(_parsed).batch(4)
+        policy = tf.data.experimental.AutoShardPolicy.FILE
+        return _fit_on_lines(strategy, dataset.with_options(_options(policy)))
+
+
+def rows_in_any_order(strategy):
+    """Reads elements as soon as they are ready; each must be on one worker."""
+
+    def slowly(x):
+        def wait(x):
+            time.sleep(0.02 * (x % 2 == int(strategy is None or tfdist.rank())))
+            return x
+
+        return tf.ensure_shape(tf.numpy_function(wait, [x], tf.int64), [])
+
+    dataset = tf.data.Dataset.range(32).map(slowly, num_parallel_calls=4, deterministic=False)
+    dataset = dataset.batch(8)
+    if strategy is None:
+        return {"rows": sorted(row for batch in dataset for row in batch.numpy().tolist())}
+    rows = []
+    for batch in strategy.experimental_distribute_dataset(dataset):
+        rows += strategy.gather(batch, axis=0).numpy().tolist()
+    return {"rows": sorted(rows)}
 
 
 class _SumOfPredictions(keras.metrics.Sum):

@@ -13,6 +13,7 @@ tfdist shards them as well, because each worker would then read only a share of 
 import functools
 import json
 import os
+import random
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -23,7 +24,7 @@ import tensorflow as tf
 from tfdist._src import native
 from tfdist._src.comm.communicator_interface import Communicator
 from tfdist._src.data.call_context import current_context
-from tfdist._src.data.division import Division, divide
+from tfdist._src.data.division import Division, divide, in_order
 from tfdist._src.data.first_batch import different_data
 from tfdist._src.data.shares import (
     BatchForm,
@@ -213,7 +214,8 @@ def distribute_dataset(extended: Engine, dataset: Any, options: Any) -> Any:
             options=options,
         )
     _require_batches(dataset)
-    if extended.spans_workers and not splits_batches(dataset):
+    division = extended.division = _division(extended, dataset)
+    if extended.spans_workers and not _splits_batches(extended, dataset, division):
         distributed = get_distributed_dataset(
             _with_none_components(dataset),
             extended.input_workers(options),
@@ -222,16 +224,17 @@ def distribute_dataset(extended: Engine, dataset: Any, options: Any) -> Any:
             input_context=_input_context(extended),
             options=options,
         )
-        shares = _policy(dataset) != tf.data.experimental.AutoShardPolicy.OFF
-        if _policy(dataset) == tf.data.experimental.AutoShardPolicy.AUTO:
+        shares = _policy(dataset) != _Shard.OFF
+        if _policy(dataset) == _Shard.AUTO:
             _say_that_files_are_shared_out(extended.group.topology.is_chief)
         files = describe_files(dataset) if shares else ""
         agree_on_end(extended, distributed, tf.data.UNKNOWN_CARDINALITY, files=files)
         return distributed
+    if extended.spans_workers and division is None:
+        dataset = in_order(dataset)
     context = current_context()
     per_worker_hint = not context.in_order
     replicas = None if extended.group.elastic else extended.replica_count
-    division = extended.division = _division(extended, dataset)
     if division is not None:
         shares = _divided(extended, dataset, division, replicas, per_worker_hint=per_worker_hint)
     else:
@@ -267,10 +270,16 @@ def _division(extended: Engine, dataset: Any) -> Division | None:
     replay = current_context().replay
     if extended.input_division == "never" or not extended.spans_workers or not native.has_ops():
         return None
+    if _policy(dataset) in (_Shard.OFF, _Shard.FILE) and not current_context().in_order:
+        return None
     if (replay is not None and replay.keeps_rows) or not tf.executing_eagerly():
         return None
     always = extended.input_division == "always"
-    division = divide(dataset, always=always, worker=extended.workers.rank)
+    worker = extended.workers.rank
+    if worker and extended.group.elastic:
+        # A worker that joins later may get the rank that this worker has now.
+        worker = random.SystemRandom().randrange(1, 2**31)
+    division = divide(dataset, always=always, worker=worker)
     if isinstance(division, str):
         logger.debug(f"Each worker preprocesses all rows of a dataset, because {division}.")
         return None
@@ -438,20 +447,33 @@ def form_of_batches(iterator: Any, rows: int | None) -> BatchForm:
     return BatchForm(rows, getattr(iterator, "whole", ()), hasattr(iterator, "batch_rows"))
 
 
-def splits_batches(dataset: Any) -> bool:
+_Shard = tf.data.experimental.AutoShardPolicy
+
+
+def _splits_batches(extended: Engine, dataset: Any, division: Division | None) -> bool:
     """Whether the workers split each batch. If not, each worker reads separate batches.
 
-    As in TensorFlow, the auto-shard policy AUTO shards the files if the dataset reads files.
+    As in TensorFlow, the auto-shard policy AUTO shards the files if the dataset reads files. But if
+    each worker can preprocess only its own rows, it reads all files.
     """
-    if current_context().in_order:
-        return True
     policy = _policy(dataset)
-    shard = tf.data.experimental.AutoShardPolicy
-    if policy in (shard.DATA, shard.HINT):
+    if policy in (_Shard.DATA, _Shard.HINT) or current_context().in_order:
         return True
-    if policy in (shard.OFF, shard.FILE):
+    if policy == _Shard.OFF:
         return False
-    return not _reads_files(dataset)
+    if policy == _Shard.AUTO and (division is not None or not _reads_files(dataset)):
+        return True
+    files = [source for source in datasets.dataset_sources(dataset) if isinstance(source, list)]
+    fewest = min(map(len, files), default=extended.worker_count)
+    if fewest >= extended.worker_count:
+        return False
+    if extended.group.topology.is_chief:
+        logger.warning(
+            f"{extended.worker_count} workers cannot share the dataset's files, because there are "
+            f"only {fewest} of them. So each worker reads all files, and takes its rows of each "
+            "batch (auto_shard_policy DATA)."
+        )
+    return True
 
 
 def _input_context(extended: Engine) -> Any:

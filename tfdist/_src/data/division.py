@@ -27,6 +27,8 @@ from tensorflow.core.framework import (
 from tfdist._src import native
 from tfdist._src.data.rows_of_functions import function_of_own_rows
 from tfdist._src.internals import datasets
+from tfdist._src.monitoring.training import record
+from tfdist.errors import UnsupportedError
 
 _numbers = itertools.count(1)
 
@@ -169,8 +171,8 @@ def plan_division(
         last: the name of the last node of the dataset.
         always: whether to also divide maps that call Python functions, and maps of batches that
             seem to combine rows.
-        worker: this worker's position. On each worker, random operations in the maps draw other
-            numbers.
+        worker: a number that only this worker has. On each worker, random operations in the maps
+            draw other numbers.
 
     Returns:
         The changed graph, or the reason why the dataset cannot be divided, as the end of a
@@ -190,8 +192,12 @@ class _Planner:
         self._functions = {
             function.signature.name: function for function in self._graph.library.function
         }
+        set_deterministic(self._graph)
         self._always = always
         self._draws = self._calls_python = False
+        for node in self._nodes.values():
+            if node.op.startswith("Shuffle"):
+                self._check_seed(node)
         # Whether any function of the dataset may change a variable or a table.
         self._has_writes = any(
             self._is_write(node.op)
@@ -333,7 +339,12 @@ class _Planner:
         return self._copied(node, [source for source, _ in parts], unprocessed), all_maps
 
     def _is_movable(self, node: node_def_pb2.NodeDef) -> bool:
-        return self._are_movable(set(self._operations(node.attr["f"].func.name, set())))
+        operations = set(self._operations(node.attr["f"].func.name, set()))
+        # In a sequential map, these operations draw the same numbers in each run.
+        is_sequential = node.op == "MapDataset" and not self._always
+        if is_sequential and not operations.isdisjoint(_DRAWS):
+            return False
+        return self._are_movable(operations)
 
     def _are_movable(self, operations: set[str]) -> bool:
         """Whether a function with these operations may be called for some rows only, and later."""
@@ -414,10 +425,6 @@ class _Planner:
     def _set_function(node: node_def_pb2.NodeDef, name: str) -> None:
         """Makes a map apply another function, and yield one result per element, in order."""
         node.attr["f"].func.name = name
-        if "deterministic" in node.attr:
-            node.attr["deterministic"].s = b"true"
-        if "sloppy" in node.attr:
-            node.attr["sloppy"].b = False
         if "preserve_cardinality" in node.attr:
             node.attr["preserve_cardinality"].b = True
 
@@ -546,6 +553,13 @@ class _Planner:
     def _input(self, node: node_def_pb2.NodeDef) -> node_def_pb2.NodeDef:
         return self._nodes[_plain(node.input[0])]
 
+    def _check_seed(self, node: node_def_pb2.NodeDef) -> None:
+        # Without a seed, the first two numbers after the buffer size are zero.
+        seeds = [self._nodes[_plain(name)] for name in node.input[2:4]]
+        known = len(seeds) == 2 and all(one.op == "Const" for one in seeds)
+        if known and not any(self._number(one.name) for one in seeds):
+            raise _NotDivided("it shuffles without a seed")
+
     def _number(self, name: str) -> int:
         node = self._nodes[_plain(name)]
         if node.op != "Const":
@@ -596,6 +610,80 @@ def _described(operation: str) -> str:
     return f"the stage {name}"
 
 
+def set_deterministic(graph: graph_pb2.GraphDef) -> bool:
+    """Makes all stages of a dataset's graph yield their elements in a deterministic order.
+
+    Args:
+        graph: the graph, which is changed.
+
+    Returns:
+        Whether the order of any stage was not deterministic.
+    """
+    changed = False
+    functions = (function.node_def for function in graph.library.function)
+    for node in itertools.chain(graph.node, *functions):
+        if "deterministic" in node.attr:
+            changed |= node.attr["deterministic"].s == b"false"
+            node.attr["deterministic"].s = b"true"
+        if "sloppy" in node.attr:
+            changed |= node.attr["sloppy"].b
+            node.attr["sloppy"].b = False
+    return changed
+
+
+def in_order(dataset: Any) -> Any:
+    """Returns a dataset whose elements have the same order on all workers.
+
+    Some stages may yield elements as soon as they are ready: `map` and `interleave` with
+    `deterministic=False`, and all parallel stages of a dataset with this option.
+
+    Raises:
+        UnsupportedError: a stage has this argument, and the dataset cannot be changed.
+    """
+    dataset = _deterministic(dataset)
+    reorders = datasets.may_reorder(dataset)
+    if reorders is False:
+        return dataset
+    problem = ""
+    if not native.has_ops() or not tf.executing_eagerly():
+        problem = "tfdist can change this only with the native collectives, and outside functions"
+        if reorders is None and tf.executing_eagerly():
+            known = datasets.serialized_graph(dataset)
+            if known is not None:
+                reorders = set_deterministic(graph_pb2.GraphDef.FromString(known))
+    else:
+        try:
+            graph, node, inputs = _graph_of(dataset)
+            reorders = set_deterministic(graph)
+        except tf.errors.ResourceExhaustedError:
+            problem = "tfdist cannot change this, because the constants in its graph are too large"
+    if reorders and problem:
+        raise UnsupportedError(
+            "A stage of the dataset may yield elements in any order (`deterministic=False`), so "
+            f"each worker would split other batches; {problem}. Remove the argument."
+        )
+    if problem or not reorders:
+        return dataset
+    variant = native.load_ops().tfdist_dataset_from_graph(graph.SerializeToString(), node, inputs)
+    return datasets.dataset_with_graph(dataset, variant, dataset.element_spec)
+
+
+def _deterministic(dataset: Any) -> Any:
+    options = tf.data.Options()
+    options.deterministic = True
+    return dataset.with_options(options)
+
+
+def _graph_of(dataset: Any) -> tuple[graph_pb2.GraphDef, str, Any]:
+    """Returns a dataset's graph, the name of its last node, and the values of its placeholders.
+
+    Raises:
+        tf.errors.ResourceExhaustedError: the constants in the graph are too large.
+    """
+    graph, node, inputs = native.load_ops().tfdist_dataset_graph(datasets.variant_of(dataset))
+    return graph_pb2.GraphDef.FromString(graph.numpy()), node.numpy().decode(), inputs
+
+
 class Report(NamedTuple):
     """What a division has done so far on this worker.
 
@@ -633,6 +721,7 @@ class Division:
         self.is_exact, self.draws, self.calls_python = plan.is_exact, plan.draws, plan.calls_python
         self._dataset, self._plan, self._inputs = dataset, plan, inputs
         self._variant: Any = None  # keeps the state alive that `report` reads
+        record.preprocessing = _preprocessed_so_far
 
     def shares(self, element_spec: Any, **attributes: Any) -> Any:
         """Returns a dataset of each replica's rows.
@@ -693,6 +782,12 @@ class Division:
         native.load_ops().tfdist_process_whole(division=self.number)
 
 
+def _preprocessed_so_far() -> tuple[int, int]:
+    """Returns the rows read and the elements processed by all divisions of this process."""
+    rows, processed, *_ = native.load_ops().tfdist_division_report(division=0).numpy().tolist()
+    return rows, processed
+
+
 def divide(dataset: Any, *, always: bool = False, worker: int = 0) -> Division | str:
     """Divides the preprocessing of a dataset, if its maps allow it.
 
@@ -700,7 +795,8 @@ def divide(dataset: Any, *, always: bool = False, worker: int = 0) -> Division |
         dataset: a dataset of global batches.
         always: whether to also divide maps that call Python functions, and maps of batches that
             seem to combine rows.
-        worker: this worker's position among the workers.
+        worker: this worker's position among the workers, or another number that only this worker
+            has.
 
     Returns:
         The division, or the reason why there is none, as the end of a sentence.
@@ -708,10 +804,10 @@ def divide(dataset: Any, *, always: bool = False, worker: int = 0) -> Division |
     specs = tf.nest.flatten(dataset.element_spec)
     if not all(isinstance(spec, tf.TensorSpec) for spec in specs):
         return "its batches contain tensors that are not dense"
+    dataset = _deterministic(dataset)
     try:
-        graph, node, inputs = native.load_ops().tfdist_dataset_graph(datasets.variant_of(dataset))
+        graph, node, inputs = _graph_of(dataset)
     except tf.errors.ResourceExhaustedError:
         return "the constants in its graph are too large"
-    definition = graph_pb2.GraphDef.FromString(graph.numpy())
-    plan = plan_division(definition, node.numpy().decode(), always=always, worker=worker)
+    plan = plan_division(graph, node, always=always, worker=worker)
     return plan if isinstance(plan, str) else Division(dataset, plan, inputs)

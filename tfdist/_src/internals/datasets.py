@@ -135,6 +135,38 @@ def dataset_operations(dataset: Any) -> set[str]:
     return names
 
 
+def may_reorder(dataset: Any) -> bool | None:
+    """Whether a stage of an input pipeline has the argument `deterministic=False`.
+
+    Returns:
+        None if it is unknown, because only the graph shows the argument of a parallel `interleave`.
+    """
+    found: bool | None = False
+    pending = [dataset]
+    while pending:
+        part = pending.pop()
+        pending.extend(_inputs_of(part))
+        if getattr(part, "_deterministic", "") == "false":
+            return True
+        if "ParallelInterleave" in type(part).__name__:
+            found = None
+        for function in getattr(part, "_functions", list)():
+            graph = function.function.graph.as_graph_def()
+            for node in [*graph.node, *(n for f in graph.library.function for n in f.node_def)]:
+                if node.attr["deterministic"].s == b"false" or node.attr["sloppy"].b:
+                    return True
+    return found
+
+
+def serialized_graph(dataset: Any) -> bytes | None:
+    """Returns TensorFlow's description of a dataset's graph; None if it cannot be described."""
+    try:
+        policy = tf.data.experimental.ExternalStatePolicy.IGNORE
+        return bytes(dataset._as_serialized_graph(external_state_policy=policy).numpy())
+    except tf.errors.OpError:
+        return None
+
+
 def shuffles(dataset: Any) -> bool:
     """Whether the order of the elements may differ between iterators over a dataset."""
     return any("ShuffleDataset" in name for name in dataset_operations(dataset))

@@ -170,6 +170,8 @@ class Activity:
         sent_per_second: the number of bytes that the rank sent to other hosts, per second.
         shared_per_second: the number of bytes per second that the rank copied to the memory that it
             shares with other workers of its host.
+        preprocessed: the rank's share of the preprocessing of the batches that it read; None if it
+            has read none, or if the preprocessing is not divided among the workers.
         links: the busiest connections to ranks of other hosts.
         leader: the lowest rank on the rank's host; None if the report does not contain it.
     """
@@ -194,6 +196,7 @@ class Activity:
     network: float
     sent_per_second: float
     shared_per_second: float
+    preprocessed: float | None
     links: tuple[Link, ...]
     leader: int | None
 
@@ -311,10 +314,21 @@ def _activity(
         **waits,
         sent_per_second=rate("sent_bytes"),
         shared_per_second=rate("shared_bytes"),
+        preprocessed=_preprocessed(before if same else {}, after),
         links=_links(before.get("links", []) if same else [], after.get("links", [])),
         # Reports of earlier versions do not contain the leader.
         leader=None if after.get("leader") is None else int(after["leader"]),
     )
+
+
+def _preprocessed(before: dict[str, Any], after: dict[str, Any]) -> float | None:
+    """Returns the share of rows that a rank has preprocessed between two reports."""
+    divided, preprocessed = (
+        _number(after.get(key, 0)) - _number(before.get(key, 0))
+        for key in ("divided_rows", "preprocessed_rows")
+    )
+    # Rows are preprocessed before they are read.
+    return min(1.0, preprocessed / divided) if divided else None
 
 
 def _operation(raw: Any, absent: dict[int, list[int]]) -> Operation:
@@ -581,12 +595,21 @@ def _progress(ranks: Sequence[Rank]) -> str:
     collectives = max(one.collectives_per_second for one in found)
     if steps:
         rows = sum(one.rows_per_second for one in found)
-        return f"{head}: {_rate(steps)} steps/s, {_rate(rows)} rows/s."
+        return f"{head}: {_rate(steps)} steps/s, {_rate(rows)} rows/s.{_division(found)}"
     if collectives:
         return f"{head}: {_rate(collectives)} collectives/s, and no step has begun."
     places = sorted({one.main for one in found if one.main})
     where = f"; their main threads are in {listed(places)}" if places else ""
     return f"No rank is in a collective, and none has ended in {seconds(longest)}{where}."
+
+
+def _division(activities: Sequence[Activity]) -> str:
+    shares = [one.preprocessed for one in activities if one.preprocessed is not None]
+    if not shares:
+        return ""
+    least, most = f"{min(shares):.0%}", f"{max(shares):.0%}"
+    between = least if least == most else f"{least} to {most}"
+    return f" Each preprocesses {between} of the rows."
 
 
 def _common_operation(operation: Operation) -> str:

@@ -46,6 +46,7 @@ def reporter(session: Session) -> Callable[[], dict[str, Any]]:
         communicators = stragglers.communicators(records=1)
         exchanges = list(_exchanges(session, now))
         operations = [*exchanges, *_operations(communicators, ranks, now)][:_MAX_ITEMS]
+        divided, preprocessed = training.record.preprocessing()
         waited = None
         # While an operation is in progress, the worker does not wait for its input. Instead, it
         # waits in a collective that the input pipeline runs, for example at the end of the data.
@@ -58,6 +59,8 @@ def reporter(session: Session) -> Callable[[], dict[str, Any]]:
             "joined": 1e-9 * (now - joined_ns),
             "steps": done.steps,
             "rows": training.record.read().rows,
+            "divided_rows": divided,
+            "preprocessed_rows": preprocessed,
             "input": done.input + (waited or 0.0),
             "workers": done.workers,
             "network": done.network,

@@ -81,6 +81,9 @@ class Record:
             of a worker.
         keeps_durations: whether the durations of steps are needed. If not, `fit` does not report
             when its epochs begin.
+        preprocessing: a function that returns two counts since the process started: the rows of
+            the batches of datasets whose preprocessing is divided among the workers, and the rows
+            of these datasets that this worker has preprocessed. Any thread may call it.
     """
 
     def __init__(self, progress: Callable[[], ProgressFile | None] = progress_file) -> None:
@@ -88,6 +91,7 @@ class Record:
         self._earlier = 0
         self.keeps_durations = False
         self.recoveries = 0
+        self.preprocessing: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self._lock = threading.Lock()
         self._steps = 0
         self._rows = self._all_rows = 0
@@ -147,6 +151,8 @@ class _Moment(NamedTuple):
     sent_bytes: int
     rows: int
     steps: int
+    divided: int
+    preprocessed: int
 
 
 @dataclass(frozen=True)
@@ -161,6 +167,8 @@ class StepFigures:
         rows: the number of rows in the global batches of these steps.
         activity: the counts of the native core during these steps; None if the core does not run.
         sent_bytes: the bytes sent to other hosts during these steps.
+        preprocessed: this worker's share of the preprocessing during these steps, from 0 to 1; None
+            if the preprocessing of the data is not divided among the workers.
     """
 
     steps: int
@@ -169,6 +177,7 @@ class StepFigures:
     rows: int
     activity: Activity | None
     sent_bytes: int
+    preprocessed: float | None = None
 
     def quantile(self, q: float) -> float:
         """Returns a quantile of the time per step."""
@@ -246,12 +255,22 @@ class StepTimer:
             self._last.rows - self._begin.rows,
             _between(self._begin.activity, self._last.activity),
             self._last.sent_bytes - self._begin.sent_bytes,
+            _share(
+                self._last.preprocessed - self._begin.preprocessed,
+                self._last.divided - self._begin.divided,
+            ),
         )
 
 
 def _moment(steps: int) -> _Moment:
     rows = record.read().all_rows
-    return _Moment(time.perf_counter(), tracing.read(), statistics().sent_bytes, rows, steps)
+    sent = statistics().sent_bytes
+    return _Moment(time.perf_counter(), tracing.read(), sent, rows, steps, *record.preprocessing())
+
+
+def _share(part: int, whole: int) -> float | None:
+    # A pipeline preprocesses rows before they are read.
+    return min(1.0, part / whole) if whole else None
 
 
 def _between(begin: Activity | None, end: Activity | None) -> Activity | None:

@@ -246,7 +246,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
             `"always"`, you assert that the function does so, and the function may call Python. With
             `"never"`, each worker preprocesses all rows. The batches are those of one process,
             unless the functions draw random numbers that depend on state. The default is the value
-            of `TFDIST_INPUT_DIVISION`, or `"never"` if this variable is not set.
+            of `TFDIST_INPUT_DIVISION`, or `"auto"` if this variable is not set.
 
     Raises:
         ValueError: `communication`, `batch_statistics` or `input_division` has an unknown value.

@@ -147,6 +147,12 @@ std::shared_ptr<Division> FindDivision(int64_t number) {
   return division;
 }
 
+// The rows and the processed elements of all divisions of this process so far.
+Division& AllDivisions() {
+  static auto* const all = new std::shared_ptr<Division>(FindDivision(0));
+  return **all;
+}
+
 struct Place {
   int64_t worker = 0, workers = 1;
   bool operator==(const Place& other) const {
@@ -549,6 +555,7 @@ class OwnElements : public Dataset {
       }
       *element = batch_.elements()[part_.start + given_++];
       ++connection_.division->processed;
+      ++AllDivisions().processed;
       return absl::OkStatus();
     }
 
@@ -889,6 +896,7 @@ class DividedDataset : public Dataset {
         rows_read_ += part_.rows;
         rows_of_last_ = part_.rows;
         dataset()->division_->rows += part_.rows;
+        AllDivisions().rows += part_.rows;
         if (replay) batches_->Release(last_);
       }
       if (!replay) return absl::OkStatus();
@@ -1090,7 +1098,7 @@ class DividedDatasetOp : public DatasetOp {
 REGISTER_KERNEL_BUILDER(Name("TfdistDividedDataset").Device(tensorflow::DEVICE_CPU),
                         DividedDatasetOp);
 
-// What Python reads of a division.
+// What Python reads of a division, or of all divisions under the number 0.
 
 class DivisionOp : public tensorflow::OpKernel {
  public:
