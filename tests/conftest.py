@@ -26,7 +26,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     controls = not hasattr(config, "workerinput")  # rather than being one of pytest-xdist's
-    references.keep_in(config.cache.mkdir("references"), tidy=controls)
+    if (cache := getattr(config, "cache", None)) is not None:  # None with -p no:cacheprovider
+        references.keep_in(cache.mkdir("references"), tidy=controls)
     file = config.getoption("--record-durations")
     if controls and file:
         config.pluginmanager.register(Recorder(pathlib.Path(file)))

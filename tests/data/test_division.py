@@ -314,6 +314,24 @@ def test_an_iterator_is_restored_where_it_was(tmp_path):
     assert [part.numpy().tolist() for part in again] == expected
 
 
+def test_only_what_depends_on_drawn_numbers_is_not_compared():
+    @tf.function
+    def noisy(x, y):
+        noise = tf.random.normal([])
+        return {"x": x + noise, "y": y, "z": tf.cond(noise > 0, lambda: x, lambda: y)}
+
+    def named(parts, number):
+        return number, parts["y"] * 2.0, parts["x"], parts["z"], parts["y"] + parts["x"]
+
+    values = tf.range(8.0)
+    data = tf.data.Dataset.from_tensor_slices((values, values))
+    data = data.map(as_written(lambda x, y: noisy(x, y)), num_parallel_calls=2)
+    data = tf.data.Dataset.zip(data, tf.data.Dataset.range(8)).map(as_written(named)).batch(4)
+    assert division.divide(data).drawn == {2, 3, 4}
+    swapped = data.map(as_written(lambda a, b, c, d, e: (c, a, b)))
+    assert division.divide(swapped).drawn == {0}
+
+
 def test_draws_of_workers_differ():
     tf.random.set_seed(1)
     draw = as_written(lambda x: tf.random.uniform([], seed=3))

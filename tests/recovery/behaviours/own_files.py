@@ -54,7 +54,7 @@ def data(settings: dict[str, Any]) -> tf.data.Dataset:
     if settings.get("steps_per_epoch"):
         dataset = dataset.repeat()
     options, policies = tf.data.Options(), tf.data.experimental.AutoShardPolicy
-    options.experimental_distribute.auto_shard_policy = policies[settings.get("policy", "AUTO")]
+    options.experimental_distribute.auto_shard_policy = policies[settings.get("policy", "FILE")]
     return dataset.with_options(options)
 
 

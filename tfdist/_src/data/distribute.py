@@ -123,9 +123,8 @@ def check_same_files(group: Group, described: Sequence[str]) -> None:
             raise ProgramMismatchError(
                 f"The workers read different data: {workers[0]} has {chiefs} where "
                 f"{workers[rank]} has {others}. Every worker must be given all files, in the same "
-                "order, and reads its share of them: don't shard the data by hand, and sort the "
-                "names of files. To shard files by hand, set the auto_shard_policy in the "
-                "dataset's options to OFF."
+                "order: don't shard the data by hand, and sort the names of files. To shard files by "
+                "hand, set the auto_shard_policy in the dataset's options to OFF."
             )
 
 
@@ -162,7 +161,7 @@ def agree_on_end(
             infinite number.
         same_data: whether all workers must read the same batches.
         per_worker_hint: whether an error message suggests how to read separate data on each worker.
-        files: the result of `describe_files`, if this worker reads a share of the dataset's files.
+        files: the result of `describe_files`, if the workers must have been given the same files.
 
     Raises:
         ProgramMismatchError: the workers must read the same data, but do not.
@@ -249,6 +248,9 @@ def distribute_dataset(extended: Engine, dataset: Any, options: Any) -> Any:
             context.replay,
         )
     rows = None if _replay_draws_anew() else batch_rows(dataset.element_spec)
+    files = ""
+    if _policy(dataset) == _Shard.AUTO and not context.in_order and _reads_files(dataset):
+        files = describe_files(dataset)
     distributed = DatasetOfBatches(
         shares, extended.input_workers(options), extended.strategy, options, batch_rows=rows
     )
@@ -258,6 +260,7 @@ def distribute_dataset(extended: Engine, dataset: Any, options: Any) -> Any:
         int(dataset.cardinality()),
         same_data=True,
         per_worker_hint=per_worker_hint,
+        files=files,
     )
     return distributed
 

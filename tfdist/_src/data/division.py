@@ -148,6 +148,7 @@ class Plan(NamedTuple):
         batches: the node that yields batches of unprocessed elements.
         stages: the node that processes the elements of this worker's rows.
         draws: whether the maps draw different random numbers each time.
+        drawn: the indices of the components of a batch that depend on these numbers.
         is_exact: whether the results are equal bit by bit. The results of maps of batches may have
             other rounding errors.
         calls_python: whether the maps call Python functions.
@@ -157,6 +158,7 @@ class Plan(NamedTuple):
     batches: str
     stages: str
     draws: bool
+    drawn: frozenset[int]
     is_exact: bool
     calls_python: bool
 
@@ -256,6 +258,7 @@ class _Planner:
             batches,
             stages,
             self._draws,
+            self._drawn(maps, batch_maps),
             is_exact=not batch_maps,
             calls_python=self._calls_python,
         )
@@ -380,6 +383,66 @@ class _Planner:
             yield node.op
             for name in _called(node):
                 yield from self._operations(name, seen)
+
+    def _drawn(
+        self, maps: Sequence[_Map], batch_maps: Sequence[node_def_pb2.NodeDef]
+    ) -> frozenset[int]:
+        """Returns the components of a batch that depend on random numbers."""
+        drawn: set[int] = set()
+        for one in maps:
+            shift = len(one.after) - len(one.before)
+            function = one.node.attr["f"].func.name
+            count = len(self._functions[function].signature.output_arg)
+            stop = one.start + count - shift  # the end of the components that the map receives
+            results = self._drawn_results(function, {i - one.start for i in drawn})
+            drawn = {
+                *(i for i in drawn if i < one.start),
+                *(i + one.start for i in results),
+                *(i + shift for i in drawn if i >= stop),
+            }
+        for node in reversed(batch_maps):
+            drawn = self._drawn_results(node.attr["f"].func.name, drawn)
+        return frozenset(drawn)
+
+    def _drawn_results(self, name: str, drawn: set[int]) -> set[int]:
+        """Returns the results of a function that depend on random numbers.
+
+        Args:
+            name: the name of the function.
+            drawn: the indices of the arguments that depend on random numbers.
+        """
+        definition = self._functions[name]
+        arguments = [argument.name for argument in definition.signature.input_arg]
+        found = {argument for i, argument in enumerate(arguments) if i in drawn}
+
+        def depends(value: str) -> bool:
+            return value in found or value.partition(":")[0] in found
+
+        before = -1
+        while len(found) > before:  # The nodes are in any order.
+            before = len(found)
+            for node in definition.node_def:
+                inputs = [value for value in node.input if not value.startswith("^")]
+                given = {i for i, value in enumerate(inputs) if depends(value)}
+                called = node.op if node.op in self._functions else ""
+                if node.op in ("PartitionedCall", "StatefulPartitionedCall"):
+                    called = node.attr["f"].func.name
+                if called in self._functions:
+                    results = self._drawn_results(called, given)
+                    signature = self._functions[called].signature
+                    names = [f"output:{i}" for i in range(len(signature.output_arg))]
+                    if node.op == called:
+                        names = [f"{result.name}:0" for result in signature.output_arg]
+                    found.update(f"{node.name}:{names[i]}" for i in results)
+                elif given or not self._operations_of(node).isdisjoint(_DRAWS):
+                    found.add(node.name)
+        values = [definition.ret[result.name] for result in definition.signature.output_arg]
+        return {i for i, value in enumerate(values) if depends(value)}
+
+    def _operations_of(self, node: node_def_pb2.NodeDef) -> set[str]:
+        seen: set[str] = set()
+        inner = {op for name in _called(node) for op in self._operations(name, seen)}
+        return {node.op, *inner}
 
     def _applied(self, one: _Map, source: str, worker: int) -> str:
         """Adds a map of this worker's rows, and returns the name of its node."""
@@ -713,12 +776,14 @@ class Division:
         number: the number that identifies the division in this process.
         is_exact: see `Plan`.
         draws: see `Plan`.
+        drawn: see `Plan`.
         calls_python: see `Plan`.
     """
 
     def __init__(self, dataset: Any, plan: Plan, inputs: Any) -> None:
         self.number = next(_numbers)
-        self.is_exact, self.draws, self.calls_python = plan.is_exact, plan.draws, plan.calls_python
+        self.is_exact, self.calls_python = plan.is_exact, plan.calls_python
+        self.draws, self.drawn = plan.draws, plan.drawn
         self._dataset, self._plan, self._inputs = dataset, plan, inputs
         self._variant: Any = None  # keeps the state alive that `report` reads
         record.preprocessing = _preprocessed_so_far

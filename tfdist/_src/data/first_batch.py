@@ -267,8 +267,10 @@ class FirstBatch:
         """
         self._watches, self._per_worker_hint = True, per_worker_hint
         self._leaves, self._division = leaves_of(dataset), division
-        if division.draws:  # The workers draw different numbers.
-            self._leaves = [replace(leaf, same_values=False) for leaf in self._leaves]
+        self._leaves = [  # The workers draw different numbers.
+            replace(leaf, same_values=False) if leaf.component in division.drawn else leaf
+            for leaf in self._leaves
+        ]
         return replicas is not None and self._tells_rows
 
     def compare(self, iterator: Any, *, is_new: bool = False) -> None:
