@@ -123,8 +123,8 @@ def check_same_files(group: Group, described: Sequence[str]) -> None:
             raise ProgramMismatchError(
                 f"The workers read different data: {workers[0]} has {chiefs} where "
                 f"{workers[rank]} has {others}. Every worker must be given all files, in the same "
-                "order: don't shard the data by hand, and sort the names of files. To shard files by "
-                "hand, set the auto_shard_policy in the dataset's options to OFF."
+                "order: don't shard the data by hand, and sort the names of files. To shard files "
+                "by hand, set the auto_shard_policy in the dataset's options to OFF."
             )
 
 
