@@ -471,12 +471,16 @@ def _splits_batches(extended: Engine, dataset: Any, division: Division | None) -
     if fewest >= extended.worker_count:
         return False
     if extended.group.topology.is_chief:
-        logger.warning(
-            f"{extended.worker_count} workers cannot share the dataset's files, because there are "
-            f"only {fewest} of them. So each worker reads all files, and takes its rows of each "
-            "batch (auto_shard_policy DATA)."
-        )
+        _say_that_files_are_too_few(extended.worker_count, fewest)
     return True
+
+
+@functools.cache
+def _say_that_files_are_too_few(workers: int, files: int) -> None:
+    logger.warning(
+        f"{workers} workers cannot share the files of a dataset, because it has only {files}. So "
+        "each worker reads all files, and takes its rows of each batch (auto_shard_policy DATA)."
+    )
 
 
 def _input_context(extended: Engine) -> Any:
