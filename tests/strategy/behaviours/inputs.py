@@ -285,7 +285,9 @@ def files_that_are_preprocessed_by_rows(strategy):
     with tempfile.TemporaryDirectory() as folder:
         names = tf.data.Dataset.from_tensor_slices(_lines(folder, 3))
         dataset = names.interleave(tf.data.TextLineDataset, num_parallel_calls=2)
-        return _fit_on_lines(strategy, dataset.map(_parsed).shuffle(20, seed=1).batch(4))
+        dataset = dataset.map(_parsed).shuffle(20, seed=1).batch(4)
+        policy = tf.data.experimental.AutoShardPolicy.DATA
+        return _fit_on_lines(strategy, dataset.with_options(_options(policy)))
 
 
 def fewer_files_than_workers(strategy):

@@ -161,7 +161,7 @@ def agree_on_end(
             infinite number.
         same_data: whether all workers must read the same batches.
         per_worker_hint: whether an error message suggests how to read separate data on each worker.
-        files: the result of `describe_files`, if the workers must have been given the same files.
+        files: the result of `describe_files`, if this worker reads a share of the dataset's files.
 
     Raises:
         ProgramMismatchError: the workers must read the same data, but do not.
@@ -206,6 +206,8 @@ def distribute_dataset(extended: Engine, dataset: Any, options: Any) -> Any:
     """
     options = options or _default_options(extended)
     if not extended.communicates:
+        if extended.group.topology.size > 1:  # The workers of a pipeline read the same dataset.
+            dataset = in_order(dataset)
         return get_distributed_dataset(
             dataset,
             extended.input_workers(options),
@@ -213,8 +215,7 @@ def distribute_dataset(extended: Engine, dataset: Any, options: Any) -> Any:
             options=options,
         )
     _require_batches(dataset)
-    division = extended.division = _division(extended, dataset)
-    if extended.spans_workers and not _splits_batches(extended, dataset, division):
+    if extended.spans_workers and not _splits_batches(extended, dataset):
         distributed = get_distributed_dataset(
             _with_none_components(dataset),
             extended.input_workers(options),
@@ -229,6 +230,7 @@ def distribute_dataset(extended: Engine, dataset: Any, options: Any) -> Any:
         files = describe_files(dataset) if shares else ""
         agree_on_end(extended, distributed, tf.data.UNKNOWN_CARDINALITY, files=files)
         return distributed
+    division = extended.division = _division(extended, dataset)
     if extended.spans_workers and division is None:
         dataset = in_order(dataset)
     context = current_context()
@@ -248,9 +250,6 @@ def distribute_dataset(extended: Engine, dataset: Any, options: Any) -> Any:
             context.replay,
         )
     rows = None if _replay_draws_anew() else batch_rows(dataset.element_spec)
-    files = ""
-    if _policy(dataset) == _Shard.AUTO and not context.in_order and _reads_files(dataset):
-        files = describe_files(dataset)
     distributed = DatasetOfBatches(
         shares, extended.input_workers(options), extended.strategy, options, batch_rows=rows
     )
@@ -260,7 +259,6 @@ def distribute_dataset(extended: Engine, dataset: Any, options: Any) -> Any:
         int(dataset.cardinality()),
         same_data=True,
         per_worker_hint=per_worker_hint,
-        files=files,
     )
     return distributed
 
@@ -273,8 +271,6 @@ def _division(extended: Engine, dataset: Any) -> Division | None:
     replay = current_context().replay
     if extended.input_division == "never" or not extended.spans_workers or not native.has_ops():
         return None
-    if _policy(dataset) in (_Shard.OFF, _Shard.FILE) and not current_context().in_order:
-        return None
     if (replay is not None and replay.keeps_rows) or not tf.executing_eagerly():
         return None
     always = extended.input_division == "always"
@@ -286,6 +282,8 @@ def _division(extended: Engine, dataset: Any) -> Division | None:
     if isinstance(division, str):
         logger.debug(f"Each worker preprocesses all rows of a dataset, because {division}.")
         return None
+    if not (division.is_exact or always or current_context().first_batch is not None):
+        return None  # Rounding errors could look like a difference, about which nobody could agree.
     return division
 
 
@@ -453,18 +451,17 @@ def form_of_batches(iterator: Any, rows: int | None) -> BatchForm:
 _Shard = tf.data.experimental.AutoShardPolicy
 
 
-def _splits_batches(extended: Engine, dataset: Any, division: Division | None) -> bool:
+def _splits_batches(extended: Engine, dataset: Any) -> bool:
     """Whether the workers split each batch. If not, each worker reads separate batches.
 
-    As in TensorFlow, the auto-shard policy AUTO shards the files if the dataset reads files. But if
-    each worker can preprocess only its own rows, it reads all files.
+    As in TensorFlow, the auto-shard policy AUTO shards the files if the dataset reads files.
     """
     policy = _policy(dataset)
     if policy in (_Shard.DATA, _Shard.HINT) or current_context().in_order:
         return True
     if policy == _Shard.OFF:
         return False
-    if policy == _Shard.AUTO and (division is not None or not _reads_files(dataset)):
+    if policy == _Shard.AUTO and not _reads_files(dataset):
         return True
     files = [source for source in datasets.dataset_sources(dataset) if isinstance(source, list)]
     fewest = min(map(len, files), default=extended.worker_count)

@@ -184,6 +184,8 @@ def plan_division(
         return _Planner(graph, always=always).plan(last, worker)
     except _NotDivided as reason:
         return str(reason)
+    except (KeyError, NotImplementedError, UnsupportedError, ValueError) as error:
+        return f"its functions cannot be analyzed ({error})"
 
 
 class _Planner:
