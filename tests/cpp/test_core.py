@@ -103,6 +103,7 @@ LONG = {
     ("device_compressed", ()),
     ("device_rounds", ("60",)),
     ("endings", ()),
+    ("endings", ("quick",)),
     ("losses", ("kill",)),
     ("losses", ("stop",)),
     ("mismatches", ()),
