@@ -126,6 +126,7 @@ raise OSError("no paper")
 """
 
 
+@exhaustive
 def test_a_process_tells_by_itself():
     memory = ProgressMemory()
     environment = {**os.environ, InternalVariable.PROGRESS_FILE: memory.path}
