@@ -14,7 +14,7 @@ import tfdist
 from tests.data.pipelines import Played, as_written, batches_of, random_pipeline
 from tests.harness.tiers import exhaustive, some
 from tfdist._src import native
-from tfdist._src.data import division
+from tfdist._src.data import dataset_graph, division
 
 SEEDS = range(150)
 PLAYERS = [(1, 1), (2, 1), (3, 2), (4, 1)]
@@ -226,7 +226,7 @@ def test_elements_have_the_same_order_on_all_workers(make, divided):
         found = division.divide(dataset, always=True)
         shares = found.shares(tf.TensorSpec([None], tf.int64))
     else:
-        shares = division.in_order(dataset.batch(4))
+        shares = dataset_graph.make_deterministic(dataset.batch(4))
     rows = np.concatenate([part for (part,) in batches_of(shares)])
     assert rows.tolist() == list(range(12))
 
@@ -238,10 +238,10 @@ def test_a_free_order_is_refused_where_it_cannot_be_changed(monkeypatch):
         data = tf.data.Dataset.range(12)
         data = data.interleave(once, num_parallel_calls=2, deterministic=order).batch(4)
         if order is None:
-            assert len(list(division.in_order(data))) == 6
+            assert len(list(dataset_graph.make_deterministic(data))) == 6
         else:
             with pytest.raises(tfdist.errors.UnsupportedError, match="deterministic=False"):
-                division.in_order(data)
+                dataset_graph.make_deterministic(data)
 
 
 def test_a_shuffle_without_a_seed_is_not_divided():

@@ -30,6 +30,7 @@ def test_each_row_is_processed_by_one_worker(group):
         # Each worker processes its rows of each batch, and all rows of each epoch's first batch.
         assert result["rows"] == 2 * 48
         assert result["processed"] <= 2 * (48 // workers + 6 + 8)
+        assert all(0 < share < 1 for share in result["logged"])
 
 
 @exhaustive

@@ -95,6 +95,10 @@ SLOWNESS = {
         report(**STEPS, input=1.8),
     ],
     # A group has been closed; and rates of small messages vary.
+    "All 2 ranks are running: 31 steps/s, 620 rows/s. Each preprocesses 40% to 50% of the rows.": [
+        report(**STEPS, divided_rows=620, preprocessed_rows=248),
+        report(**STEPS, divided_rows=620, preprocessed_rows=310),
+    ],
     "All 2 ranks are running: 31 steps/s, 620 rows/s.": [
         report(**BUSY, links=[(1, 900_000, 60_000, 0, 0)]),
         report(**BUSY, links=[(0, 9_000_000, 60_000, 0, 0)]),

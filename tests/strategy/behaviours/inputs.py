@@ -105,10 +105,9 @@ def _with_policy(strategy, policy):
     return outcome(model, history, evaluation=model.evaluate(dataset, verbose=0))
 
 
-def _options(policy, *, deterministic=True):
+def _options(policy):
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = policy
-    options.deterministic = deterministic
     return options
 
 

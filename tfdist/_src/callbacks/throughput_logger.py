@@ -29,11 +29,10 @@ class ThroughputLogger(Callback):
       2(n-1)/n
     - `sent_bytes_per_step`: the bytes that were sent to other hosts, after compression, without the
       data that GPUs send by NCCL
-
     - `preprocessed`: the fraction of the rows, from 0 to 1, that this worker has preprocessed; only
       if the preprocessing of a dataset is divided among the workers
 
-    All items after `step_seconds_p95` need the native collectives, and are omitted otherwise.
+    All items after `step_seconds` need the native collectives, and are omitted otherwise.
     The callback itself calls no collective.
 
     Args:

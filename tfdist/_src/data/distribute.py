@@ -24,7 +24,8 @@ import tensorflow as tf
 from tfdist._src import native
 from tfdist._src.comm.communicator_interface import Communicator
 from tfdist._src.data.call_context import current_context
-from tfdist._src.data.division import Division, divide, in_order
+from tfdist._src.data.dataset_graph import make_deterministic
+from tfdist._src.data.division import Division, divide
 from tfdist._src.data.first_batch import different_data
 from tfdist._src.data.shares import (
     BatchForm,
@@ -207,7 +208,7 @@ def distribute_dataset(extended: Engine, dataset: Any, options: Any) -> Any:
     options = options or _default_options(extended)
     if not extended.communicates:
         if extended.group.topology.size > 1:  # The workers of a pipeline read the same dataset.
-            dataset = in_order(dataset)
+            dataset = make_deterministic(dataset)
         return get_distributed_dataset(
             dataset,
             extended.input_workers(options),
@@ -232,7 +233,7 @@ def distribute_dataset(extended: Engine, dataset: Any, options: Any) -> Any:
         return distributed
     division = extended.division = _division(extended, dataset)
     if extended.spans_workers and division is None:
-        dataset = in_order(dataset)
+        dataset = make_deterministic(dataset)
     context = current_context()
     per_worker_hint = not context.in_order
     replicas = None if extended.group.elastic else extended.replica_count
@@ -275,15 +276,18 @@ def _division(extended: Engine, dataset: Any) -> Division | None:
         return None
     always = extended.input_division == "always"
     worker = extended.workers.rank
-    if worker and extended.group.elastic:
-        # A worker that joins later may get the rank that this worker has now.
+    is_alone = extended.worker_count == extended.group.topology.size
+    if worker and extended.group.elastic and is_alone:
+        # A worker that joins later may get the rank that this worker has now. The workers of one
+        # pipeline must draw the same numbers.
         worker = random.SystemRandom().randrange(1, 2**31)
     division = divide(dataset, always=always, worker=worker)
     if isinstance(division, str):
         logger.debug(f"Each worker preprocesses all rows of a dataset, because {division}.")
         return None
     if not (division.is_exact or always or current_context().first_batch is not None):
-        return None  # Rounding errors could look like a difference, about which nobody could agree.
+        # Rounding errors may look like a difference. In a custom loop, this would be an error.
+        return None
     return division
 
 

@@ -25,6 +25,12 @@ from tensorflow.core.framework import (
 )
 
 from tfdist._src import native
+from tfdist._src.data.dataset_graph import (
+    graph_of,
+    make_graph_deterministic,
+    variant_from_graph,
+    with_deterministic_option,
+)
 from tfdist._src.data.rows_of_functions import function_of_own_rows
 from tfdist._src.internals import datasets
 from tfdist._src.monitoring.training import record
@@ -184,8 +190,6 @@ def plan_division(
         return _Planner(graph, always=always).plan(last, worker)
     except _NotDivided as reason:
         return str(reason)
-    except (KeyError, NotImplementedError, UnsupportedError, ValueError) as error:
-        return f"its functions cannot be analyzed ({error})"
 
 
 class _Planner:
@@ -196,7 +200,7 @@ class _Planner:
         self._functions = {
             function.signature.name: function for function in self._graph.library.function
         }
-        set_deterministic(self._graph)
+        make_graph_deterministic(self._graph)
         self._always = always
         self._draws = self._calls_python = False
         for node in self._nodes.values():
@@ -394,9 +398,10 @@ class _Planner:
         for one in maps:
             shift = len(one.after) - len(one.before)
             function = one.node.attr["f"].func.name
-            count = len(self._functions[function].signature.output_arg)
-            stop = one.start + count - shift  # the end of the components that the map receives
-            results = self._drawn_results(function, {i - one.start for i in drawn})
+            results_count = len(self._functions[function].signature.output_arg)
+            stop = one.start + results_count - shift  # the end of what the map receives
+            received = {i - one.start for i in drawn if one.start <= i < stop}
+            results = self._drawn_results(function, received)
             drawn = {
                 *(i for i in drawn if i < one.start),
                 *(i + one.start for i in results),
@@ -469,7 +474,10 @@ class _Planner:
             raise _NotDivided("a `map` after `batch` has state, or calls Python")
         shapes = [tf.TensorShape(shape) for _, shape in self._components(self._input(node))]
         captured = len(node.attr["Targuments"].list.type)
-        found = function_of_own_rows(self._functions[name], shapes, captured)
+        try:
+            found = function_of_own_rows(self._functions[name], shapes, captured)
+        except (NotImplementedError, UnsupportedError) as error:
+            raise _NotDivided(f"a `map` after `batch` cannot be analyzed ({error})") from error
         if found is None and not self._always:
             raise _NotDivided("a `map` after `batch` combines rows")
         if found is None:
@@ -488,7 +496,7 @@ class _Planner:
 
     @staticmethod
     def _set_function(node: node_def_pb2.NodeDef, name: str) -> None:
-        """Makes a map apply another function, and yield one result per element, in order."""
+        """Makes a map apply another function, and yield one result per element."""
         node.attr["f"].func.name = name
         if "preserve_cardinality" in node.attr:
             node.attr["preserve_cardinality"].b = True
@@ -675,80 +683,6 @@ def _described(operation: str) -> str:
     return f"the stage {name}"
 
 
-def set_deterministic(graph: graph_pb2.GraphDef) -> bool:
-    """Makes all stages of a dataset's graph yield their elements in a deterministic order.
-
-    Args:
-        graph: the graph, which is changed.
-
-    Returns:
-        Whether the order of any stage was not deterministic.
-    """
-    changed = False
-    functions = (function.node_def for function in graph.library.function)
-    for node in itertools.chain(graph.node, *functions):
-        if "deterministic" in node.attr:
-            changed |= node.attr["deterministic"].s == b"false"
-            node.attr["deterministic"].s = b"true"
-        if "sloppy" in node.attr:
-            changed |= node.attr["sloppy"].b
-            node.attr["sloppy"].b = False
-    return changed
-
-
-def in_order(dataset: Any) -> Any:
-    """Returns a dataset whose elements have the same order on all workers.
-
-    Some stages may yield elements as soon as they are ready: `map` and `interleave` with
-    `deterministic=False`, and all parallel stages of a dataset with this option.
-
-    Raises:
-        UnsupportedError: a stage has this argument, and the dataset cannot be changed.
-    """
-    dataset = _deterministic(dataset)
-    reorders = datasets.may_reorder(dataset)
-    if reorders is False:
-        return dataset
-    problem = ""
-    if not native.has_ops() or not tf.executing_eagerly():
-        problem = "tfdist can change this only with the native collectives, and outside functions"
-        if reorders is None and tf.executing_eagerly():
-            known = datasets.serialized_graph(dataset)
-            if known is not None:
-                reorders = set_deterministic(graph_pb2.GraphDef.FromString(known))
-    else:
-        try:
-            graph, node, inputs = _graph_of(dataset)
-            reorders = set_deterministic(graph)
-        except tf.errors.ResourceExhaustedError:
-            problem = "tfdist cannot change this, because the constants in its graph are too large"
-    if reorders and problem:
-        raise UnsupportedError(
-            "A stage of the dataset may yield elements in any order (`deterministic=False`), so "
-            f"each worker would split other batches; {problem}. Remove the argument."
-        )
-    if problem or not reorders:
-        return dataset
-    variant = native.load_ops().tfdist_dataset_from_graph(graph.SerializeToString(), node, inputs)
-    return datasets.dataset_with_graph(dataset, variant, dataset.element_spec)
-
-
-def _deterministic(dataset: Any) -> Any:
-    options = tf.data.Options()
-    options.deterministic = True
-    return dataset.with_options(options)
-
-
-def _graph_of(dataset: Any) -> tuple[graph_pb2.GraphDef, str, Any]:
-    """Returns a dataset's graph, the name of its last node, and the values of its placeholders.
-
-    Raises:
-        tf.errors.ResourceExhaustedError: the constants in the graph are too large.
-    """
-    graph, node, inputs = native.load_ops().tfdist_dataset_graph(datasets.variant_of(dataset))
-    return graph_pb2.GraphDef.FromString(graph.numpy()), node.numpy().decode(), inputs
-
-
 class Report(NamedTuple):
     """What a division has done so far on this worker.
 
@@ -822,9 +756,7 @@ class Division:
         shapes = [shape.as_proto() for shape in datasets.flat_shapes(element_spec)]
         node.attr["output_types"].list.type.extend(types)
         node.attr["output_shapes"].list.shape.extend(shapes)
-        self._variant = native.load_ops().tfdist_dataset_from_graph(
-            graph.SerializeToString(), node.name, self._inputs
-        )
+        self._variant = variant_from_graph(graph, node.name, self._inputs)
         return datasets.dataset_with_graph(self._dataset, self._variant, element_spec)
 
     def take_first_batch(self) -> list[tf.Tensor]:
@@ -871,9 +803,9 @@ def divide(dataset: Any, *, always: bool = False, worker: int = 0) -> Division |
     specs = tf.nest.flatten(dataset.element_spec)
     if not all(isinstance(spec, tf.TensorSpec) for spec in specs):
         return "its batches contain tensors that are not dense"
-    dataset = _deterministic(dataset)
+    dataset = with_deterministic_option(dataset)
     try:
-        graph, node, inputs = _graph_of(dataset)
+        graph, node, inputs = graph_of(dataset)
     except tf.errors.ResourceExhaustedError:
         return "the constants in its graph are too large"
     plan = plan_division(graph, node, always=always, worker=worker)

@@ -1,7 +1,7 @@
 """Private APIs of tf.data, to create datasets from operations and to inspect input pipelines."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -123,16 +123,28 @@ class _Derived(UnaryDataset):  # type: ignore[misc]
 def dataset_operations(dataset: Any) -> set[str]:
     """Returns the names of all dataset classes and of all operations in an input pipeline."""
     names: set[str] = set()
+    for part in _stages_of(dataset):
+        names.add(type(part).__name__)
+        names.update(node.op for node in _operations_of(part))
+    return names
+
+
+def _stages_of(dataset: Any) -> Iterator[Any]:
+    """Yields all stages of an input pipeline; the last stage is first."""
     pending = [dataset]
     while pending:
         part = pending.pop()
-        names.add(type(part).__name__)
+        yield part
         pending.extend(_inputs_of(part))
-        for function in getattr(part, "_functions", list)():
-            graph = function.function.graph.as_graph_def()
-            nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
-            names.update(node.op for node in nodes)
-    return names
+
+
+def _operations_of(part: Any) -> Iterator[Any]:
+    """Yields the operations in the functions of a stage."""
+    for function in getattr(part, "_functions", list)():
+        graph = function.function.graph.as_graph_def()
+        yield from graph.node
+        for inner in graph.library.function:
+            yield from inner.node_def
 
 
 def may_reorder(dataset: Any) -> bool | None:
@@ -142,19 +154,14 @@ def may_reorder(dataset: Any) -> bool | None:
         None if it is unknown, because only the graph shows the argument of a parallel `interleave`.
     """
     found: bool | None = False
-    pending = [dataset]
-    while pending:
-        part = pending.pop()
-        pending.extend(_inputs_of(part))
+    for part in _stages_of(dataset):
         if getattr(part, "_deterministic", "") == "false":
             return True
         if "ParallelInterleave" in type(part).__name__:
             found = None
-        for function in getattr(part, "_functions", list)():
-            graph = function.function.graph.as_graph_def()
-            for node in [*graph.node, *(n for f in graph.library.function for n in f.node_def)]:
-                if node.attr["deterministic"].s == b"false" or node.attr["sloppy"].b:
-                    return True
+        for node in _operations_of(part):
+            if node.attr["deterministic"].s == b"false" or node.attr["sloppy"].b:
+                return True
     return found
 
 
